@@ -1,0 +1,139 @@
+package forwarder
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/outmill/outmill/backends"
+)
+
+// errNotAllowed is why a record is given up whose topic Allow does not list.
+var errNotAllowed = backends.Permanent(errors.New("the topic is not on this forwarder's Allow list"))
+
+// judge turns broker answers into outcomes.
+type judge struct {
+	cfg Config
+}
+
+// verdict is what one publish came to.
+type verdict struct {
+	outcomes []backends.Outcome
+	reached  map[string]bool  // topics of which a record was accepted, or refused on its own account
+	tripped  map[string]error // topics that could not be reached, with the reason
+}
+
+// judge decides on every record of a batch. othersReached says whether the
+// broker has accepted anything from elsewhere meanwhile.
+func (j judge) judge(records []backends.Record, err error, othersReached bool, outcomes []backends.Outcome) verdict {
+	failures := failuresOf(records, err)
+	v := verdict{outcomes: outcomes, reached: map[string]bool{}, tripped: map[string]error{}}
+	next := 0
+	accepted := len(failures) < len(records)
+	for i := range records {
+		if next < len(failures) && failures[next].Index == i {
+			next++
+			continue
+		}
+		v.outcomes = append(v.outcomes, backends.Outcome{Record: &records[i], Action: backends.Delivered})
+		v.reached[records[i].Topic] = true
+	}
+	for _, f := range failures {
+		j.fail(&v, &records[f.Index], f, accepted || othersReached)
+	}
+	for topic := range v.reached {
+		delete(v.tripped, topic)
+	}
+	for i := range v.outcomes {
+		// A topic that is held back as a whole needs no wait for each record.
+		if _, held := v.tripped[v.outcomes[i].Record.Topic]; held {
+			v.outcomes[i].After = 0
+		}
+	}
+	return v
+}
+
+// fail decides on one record that was not accepted.
+func (j judge) fail(v *verdict, r *backends.Record, f backends.Failure, reachable bool) {
+	class := backends.ClassOf(f.Err)
+	unreachable := class == backends.UnavailableFailure ||
+		class == backends.Retryable && (f.State == backends.Unknown || !reachable)
+	switch {
+	case f.State == backends.NotSent && class != backends.UnavailableFailure:
+		// It waits behind a failed record of its aggregate.
+		v.outcomes = append(v.outcomes, backends.Outcome{Record: r, Action: backends.Release, Err: f.Err})
+	case f.State != backends.Rejected || unreachable:
+		v.outcomes = append(v.outcomes, backends.Outcome{
+			Record: r, Action: backends.Release, After: jitter(j.cfg.RetryMin), Err: f.Err,
+		})
+		v.tripped[r.Topic] = f.Err
+	default:
+		v.outcomes = append(v.outcomes, j.refused(r, f.Err))
+		v.reached[r.Topic] = true
+	}
+}
+
+// refused is the outcome of a record that was refused on its own account.
+func (j judge) refused(r *backends.Record, err error) backends.Outcome {
+	spent := j.cfg.MaxAttempts > 0 && r.Attempts+1 >= j.cfg.MaxAttempts
+	if backends.ClassOf(err) == backends.PermanentFailure || spent {
+		switch j.cfg.Poison {
+		case Park:
+			return backends.Outcome{Record: r, Action: backends.Park, Err: err}
+		case Skip:
+			return backends.Outcome{Record: r, Action: backends.Skip, Err: err}
+		case Block: // as a failed attempt
+		}
+	}
+	return backends.Outcome{Record: r, Action: backends.Retry, After: j.cfg.backoff(r.Attempts), Err: err}
+}
+
+// backoff is the wait after a failed attempt that some went before.
+func (c Config) backoff(before int) time.Duration {
+	wait := c.RetryMin
+	for i := 0; i < before && wait < c.RetryMax; i++ {
+		wait *= 2
+	}
+	return jitter(min(wait, c.RetryMax))
+}
+
+// jitter cuts a wait by up to half, so that what failed together does not come
+// back together.
+func jitter(d time.Duration) time.Duration {
+	if d < 2 {
+		return d
+	}
+	return d - rand.N(d/2)
+}
+
+// failuresOf lists what was not accepted. An error that is no answer for single
+// records, or one that does not fit the batch, says that nothing is known.
+func failuresOf(records []backends.Record, err error) []backends.Failure {
+	if err == nil {
+		return nil
+	}
+	var partial *backends.PartialError
+	if errors.As(err, &partial) && fits(partial.Failures, len(records)) {
+		return partial.Failures
+	}
+	if partial != nil {
+		err = fmt.Errorf("the broker's answer does not fit the batch of %d records: %w", len(records), err)
+	}
+	all := make([]backends.Failure, len(records))
+	for i := range all {
+		all[i] = backends.Failure{Index: i, State: backends.Unknown, Err: err}
+	}
+	return all
+}
+
+func fits(failures []backends.Failure, records int) bool {
+	last := -1
+	for _, f := range failures {
+		if f.Index <= last || f.Index >= records {
+			return false
+		}
+		last = f.Index
+	}
+	return true
+}

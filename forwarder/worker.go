@@ -1,0 +1,322 @@
+package forwarder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/outmill/outmill/backends"
+)
+
+// worker repeats turns over its part of the lease: read, publish, settle.
+type worker struct {
+	*Forwarder
+	run    *run
+	number int
+	reader backends.Reader
+
+	probes   chan settlement // answers of probes under way, see probe
+	probing  int             // how many are under way
+	outcomes []backends.Outcome
+	idle     time.Duration // the last wait, where the store gives no hints
+	trouble  retryWait     // waits after failures of the store
+}
+
+// settlement is a batch that has been published, with what became of it.
+type settlement struct {
+	lease    backends.Lease
+	outcomes []backends.Outcome
+}
+
+func (f *Forwarder) newWorker(r *run, number int) *worker {
+	return &worker{Forwarder: f, run: r, number: number, reader: f.store.Reader(), probes: make(chan settlement, maxProbes)}
+}
+
+// maxProbes is how many probes a worker may have under way. Topics beyond it
+// wait for a place.
+const maxProbes = 16
+
+// loop works until the forwarder stops, then ends what it has begun.
+func (w *worker) loop(soft, hard context.Context) {
+	for soft.Err() == nil {
+		hints := w.run.pacer.hints()
+		lease, changed := w.run.keeper.take(w.number)
+		wait := w.turn(soft, hard, lease)
+		w.run.keeper.done(lease)
+		if wait > 0 {
+			w.run.pacer.wait(soft, hints, changed, wait)
+		}
+	}
+	for w.probing > 0 {
+		select {
+		case s := <-w.probes:
+			w.settleProbe(hard, s)
+		case <-hard.Done():
+			return // the forwarder counts what is left
+		}
+	}
+}
+
+// turn is one round. It returns how long to wait before the next one.
+func (w *worker) turn(soft, hard context.Context, lease backends.Lease) time.Duration {
+	w.settleProbes(hard)
+	if len(lease.Shards) == 0 {
+		return w.cfg.PollMax
+	}
+	held, probes, next := w.run.breakers.held(time.Now())
+	if free := maxProbes - w.probing; len(probes) > free {
+		for _, topic := range probes[free:] {
+			w.run.breakers.abandon(topic)
+		}
+		held = append(held, probes[free:]...)
+		probes = probes[:free]
+	}
+	records, err := w.read(soft, lease, held)
+	if err != nil {
+		w.abandon(probes)
+		w.log.warn(soft, "records could not be read", err)
+		return w.trouble.next()
+	}
+	if len(records) == 0 || soft.Err() != nil {
+		w.abandon(probes)
+		return w.idleWait(next)
+	}
+	w.idle = 0
+	w.trouble = retryWait{}
+	return w.move(soft, hard, lease, records, probes)
+}
+
+// idleWait is how long to wait after a look that found nothing.
+func (w *worker) idleWait(nextProbe time.Time) time.Duration {
+	wait := w.cfg.PollMax
+	if w.run.pacer.watch == nil {
+		w.idle = min(max(2*w.idle, w.cfg.PollMin), w.cfg.PollMax)
+		wait = w.idle
+	}
+	if !nextProbe.IsZero() {
+		wait = min(wait, time.Until(nextProbe))
+	}
+	return max(wait, w.cfg.PollMin)
+}
+
+func (w *worker) abandon(probes []string) {
+	for _, topic := range probes {
+		w.run.breakers.abandon(topic)
+	}
+}
+
+// read is not cut short by a stop: a cancelled statement costs a connection.
+func (w *worker) read(soft context.Context, lease backends.Lease, held []string) ([]backends.Record, error) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(soft), storeTimeout, errReadTimeout)
+	defer cancel()
+	start := time.Now()
+	records, err := w.reader.Read(ctx, lease, backends.Want{
+		Limit: w.cfg.Batch, MaxBytes: w.cfg.BatchBytes, SkipTopics: held,
+	})
+	w.hooks.read(ctx, records, time.Since(start), err)
+	return records, err
+}
+
+// move publishes a batch and settles it. Records of topics that are being probed
+// go separately, so that a topic which hangs holds up none but itself.
+func (w *worker) move(soft, hard context.Context, lease backends.Lease, records []backends.Record, probes []string) time.Duration {
+	lease, ok := w.run.keeper.renewed(soft, lease, w.cfg.PublishTimeout+w.cfg.margin())
+	if !ok {
+		w.abandon(probes)
+		return 0
+	}
+	// What belongs to a shard that was lost meanwhile is its new owner's.
+	records = slices.DeleteFunc(records, func(r backends.Record) bool { _, held := lease.Epoch(r.Shard); return !held })
+	refused, records := w.allowed(records)
+	for _, topic := range probes {
+		var mine []backends.Record
+		mine, records = split(records, topic)
+		if len(mine) == 0 {
+			w.run.breakers.abandon(topic)
+			continue
+		}
+		w.probe(hard, lease, topic, mine)
+	}
+	w.outcomes = append(w.outcomes[:0], refused...)
+	if len(records) > 0 {
+		v := w.publish(hard, records, w.outcomes)
+		w.outcomes = v.outcomes
+		w.report(v, "")
+	}
+	if len(w.outcomes) == 0 {
+		return 0
+	}
+	if !w.settle(hard, lease, w.outcomes) {
+		return w.trouble.next()
+	}
+	return 0
+}
+
+// split takes the records of a topic out of a batch, keeping the order of both.
+func split(records []backends.Record, topic string) (of, others []backends.Record) {
+	if !slices.ContainsFunc(records, func(r backends.Record) bool { return r.Topic == topic }) {
+		return nil, records
+	}
+	for _, r := range records {
+		if r.Topic == topic {
+			of = append(of, r)
+		} else {
+			others = append(others, r)
+		}
+	}
+	return of, others
+}
+
+// allowed takes out records of topics that may not be sent to, and those that
+// wait behind one in their aggregate.
+func (w *worker) allowed(records []backends.Record) (refused []backends.Outcome, rest []backends.Record) {
+	if len(w.cfg.Allow) == 0 {
+		return nil, records
+	}
+	behind := map[string]bool{}
+	for i := range records {
+		r := &records[i]
+		switch {
+		case !slices.Contains(w.cfg.Allow, r.Topic):
+			refused = append(refused, w.judge.refused(r, errNotAllowed))
+			if r.Aggregate != "" && w.cfg.Poison != Skip {
+				behind[r.Aggregate] = true
+			}
+		case behind[r.Aggregate]:
+			refused = append(refused, backends.Outcome{Record: r, Action: backends.Release, Err: errNotAllowed})
+		default:
+			rest = append(rest, *r)
+		}
+	}
+	return refused, rest
+}
+
+// probe publishes a batch of one topic on a goroutine of its own, while the
+// worker goes on without the topic. The worker settles the answer: a reader is
+// used by one goroutine only. The records' shards stay in hand until then.
+func (w *worker) probe(hard context.Context, lease backends.Lease, topic string, records []backends.Record) {
+	mine := lease.Only(func(shard int) bool {
+		return slices.ContainsFunc(records, func(r backends.Record) bool { return r.Shard == shard })
+	})
+	w.run.keeper.keep(mine)
+	w.probing++
+	w.run.wg.Go(func() {
+		v := w.publish(hard, records, nil)
+		w.report(v, topic)
+		w.probes <- settlement{lease: mine, outcomes: v.outcomes} // has room for all
+		w.run.pacer.wake()
+	})
+}
+
+func (w *worker) settleProbes(hard context.Context) {
+	for {
+		select {
+		case s := <-w.probes:
+			w.settleProbe(hard, s)
+		default:
+			return
+		}
+	}
+}
+
+func (w *worker) settleProbe(hard context.Context, s settlement) {
+	w.probing--
+	w.settle(hard, s.lease, s.outcomes)
+	w.run.keeper.done(s.lease)
+}
+
+// publish sends a batch and judges the answer.
+func (w *worker) publish(hard context.Context, records []backends.Record, outcomes []backends.Outcome) verdict {
+	ctx, cancel := context.WithTimeoutCause(hard, w.cfg.PublishTimeout, errPublishTimeout)
+	defer cancel()
+	ctx = w.hooks.publish(ctx, records)
+	before := w.accepted.Load()
+	start := time.Now()
+	err := w.callBroker(ctx, records)
+	w.hooks.published(ctx, records, time.Since(start), err)
+	v := w.judge.judge(records, err, w.accepted.Load() > before, outcomes)
+	var n int64
+	for _, o := range v.outcomes {
+		if o.Action == backends.Delivered {
+			n++
+		}
+	}
+	w.accepted.Add(n)
+	return v
+}
+
+// callBroker turns a panic into an answer: nothing is known of any record.
+func (w *worker) callBroker(ctx context.Context, records []backends.Record) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the broker's adapter panicked with a value of type %T", p)
+			w.log.warn(ctx, "publishing panicked", err)
+		}
+	}()
+	return w.broker.Publish(ctx, records)
+}
+
+// report tells the breakers which topics were reached and which were not. probe
+// is the topic that the batch was a probe of, if it was.
+func (w *worker) report(v verdict, probe string) {
+	now := time.Now()
+	for topic := range v.reached {
+		w.run.breakers.reached(topic)
+	}
+	for topic, err := range v.tripped {
+		w.run.breakers.trip(topic, now, topic == probe, err)
+	}
+}
+
+// settle records outcomes. While that fails it tries again for as long as the
+// lease lasts, since otherwise what was delivered is sent again.
+func (w *worker) settle(hard context.Context, lease backends.Lease, outcomes []backends.Outcome) bool {
+	parent := context.WithoutCancel(hard)
+	wait := retryWait{}
+	for {
+		if w.run.over.Load() { // the broker returned too late
+			return false
+		}
+		ctx, cancel := context.WithTimeoutCause(parent, w.settleLimit(hard), errSettleTimeout)
+		err := w.reader.Settle(ctx, lease, outcomes)
+		cancel()
+		w.hooks.settled(parent, outcomes, err)
+		if err == nil {
+			w.logGivenUp(parent, outcomes)
+			return true
+		}
+		w.log.warn(parent, "outcomes could not be recorded", err)
+		if errors.Is(err, backends.ErrLeaseLost) {
+			w.run.keeper.beatSoon()
+			return true
+		}
+		pause := wait.next()
+		if hard.Err() != nil || time.Until(lease.Deadline) < pause {
+			return false
+		}
+		sleep(hard, pause)
+		if fresh, ok := w.run.keeper.current(lease); ok {
+			lease = fresh
+		}
+	}
+}
+
+// settleLimit is shorter once the time for an orderly stop is over.
+func (w *worker) settleLimit(hard context.Context) time.Duration {
+	if hard.Err() != nil {
+		return w.cfg.grace()
+	}
+	return storeTimeout
+}
+
+func (w *worker) logGivenUp(ctx context.Context, outcomes []backends.Outcome) {
+	for _, o := range outcomes {
+		if o.Action == backends.Park || o.Action == backends.Skip {
+			w.log.warn(ctx, "a record was given up: "+o.Action.String(), o.Err,
+				"topic", o.Record.Topic, "aggregate", o.Record.Aggregate, "message_id", o.Record.MessageID,
+				"attempts", o.Record.Attempts+1)
+		}
+	}
+}
