@@ -130,10 +130,12 @@ func (r *reader) adopt(q question, a *arrivals) answer {
 		s.cut[shard] = readToEnd
 		if a.counts[shard] >= int(q.limits[i]) {
 			s.cut[shard] = last[shard]
-			out.more = true
 		}
 	}
 	r.sort(a, &out)
+	for shard := range s.owned {
+		out.more = out.more || s.cut[shard] != readToEnd
+	}
 	return out
 }
 
@@ -147,15 +149,14 @@ func (r *reader) sort(a *arrivals, out *answer) {
 	for i := range a.records {
 		row := &a.records[i]
 		_, owned := s.owned[row.Shard]
+		_, inHand := s.hand[row.Ref] // returned by an earlier statement of this Read
 		switch {
-		case !owned:
+		case !owned, inHand:
 		case row.drop:
 			s.rewind(row.Ref)
-			out.more = true
 		case row.parked:
 			out.parked = append(out.parked, row.Ref)
 			s.rewind(row.Ref) // until it has been set aside
-			out.more = true
 		case s.held(row.Ref, row.Aggregate, now):
 			s.holds[row.Shard].low = min(s.holds[row.Shard].low, row.ID-1)
 		case row.wait > 0:

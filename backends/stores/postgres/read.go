@@ -55,9 +55,8 @@ type reader struct {
 // Reader implements [backends.Outbox].
 func (s *Store) Reader() backends.Reader { return &reader{store: s, scan: newScan()} }
 
-// maxRounds limits how often one Read goes on where it met only records that
-// must wait.
-const maxRounds = 16
+// maxRounds limits how many statements one Read may use to fill its batch.
+const maxRounds = 2 * backends.Shards
 
 // Read implements [backends.Reader].
 func (r *reader) Read(ctx context.Context, lease backends.Lease, want backends.Want) ([]backends.Record, error) {
@@ -72,29 +71,42 @@ func (r *reader) Read(ctx context.Context, lease backends.Lease, want backends.W
 	if len(r.scan.owned) == 0 {
 		return nil, nil
 	}
+	var out []backends.Record
+	left := want
 	for range maxRounds {
-		got, err := r.round(ctx, lease, want)
-		if err != nil {
-			return nil, fmt.Errorf("postgres: read: %w", mend(err))
+		got, err := r.round(ctx, lease, left)
+		if err == nil {
+			err = r.setAside(ctx, got.parked)
 		}
-		if err := r.setAside(ctx, got.parked); err != nil {
-			return nil, fmt.Errorf("postgres: set records of parked aggregates aside: %w", mend(err))
+		if err != nil {
+			// What earlier rounds returned is in hand and is released by the next Read.
+			return nil, fmt.Errorf("postgres: read: %w", mend(err))
 		}
 		for _, rec := range got.records {
 			r.scan.hand[rec.Ref] = struct{}{}
+			left.MaxBytes -= len(rec.Payload)
 		}
-		if len(got.records) > 0 || !got.more {
-			return got.records, nil
+		out = append(out, got.records...)
+		left.Limit = want.Limit - len(out)
+		if !got.more || enough(len(out), want.Limit) || want.MaxBytes > 0 && left.MaxBytes <= 0 {
+			break
+		}
+		if want.MaxBytes <= 0 {
+			left.MaxBytes = 0
 		}
 	}
-	return nil, nil
+	return out, nil
 }
+
+// enough reports whether a batch is worth publishing: another statement for the
+// last few records would cost more than it brings. Small batches are filled.
+func enough(n, limit int) bool { return n >= limit || limit >= 4*backends.Shards && n >= limit*3/4 }
 
 // answer is what one statement found.
 type answer struct {
 	records []backends.Record
 	parked  []backends.Ref // of parked aggregates, to be set aside
-	more    bool           // a shard was not read to its end
+	more    bool           // a shard has not been read to its end
 }
 
 // round reads once. It changes the scan only when the whole answer is in.
