@@ -1,0 +1,277 @@
+// Package pubsub makes a broker of any Watermill publisher, so that every
+// Watermill Pub/Sub works with the forwarder.
+//
+//	broker, err := pubsub.New(publisher, pubsub.Config{})
+//
+// A Watermill publisher answers for a call and cannot be cancelled, so messages
+// go one to a call, in lanes: the records of an aggregate share a lane, within a
+// lane one waits for the other, and lanes run side by side. Nothing is known of
+// what a publisher hides: one that returns before the broker has answered, or
+// that drops what cannot be routed, breaks the promise that nothing is lost. Set
+// it up for synchronous, confirmed publishing.
+package pubsub
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/outmill/outmill/backends"
+)
+
+// Config sets a broker up. Its zero value works.
+type Config struct {
+	// Lanes is how many calls to the publisher may run at once. Default: 64.
+	Lanes int
+
+	// Classify may mark a publisher's error by [backends.Permanent] or
+	// [backends.Unavailable]. Default: errors are left as they are, which is
+	// retryable unless the publisher marks them itself.
+	Classify func(error) error
+
+	// ClosePublisher makes Close close the publisher too. Publishers made by a
+	// factory are always closed. Default: what was given stays open.
+	ClosePublisher bool
+}
+
+// maxLanes bounds the goroutines of one batch.
+const maxLanes = 4096
+
+// Broker publishes through a Watermill publisher. It is safe for concurrent use.
+type Broker struct {
+	cfg  Config
+	make func() (message.Publisher, error) // nil: current was given
+	seed maphash.Seed
+
+	mu      sync.Mutex
+	closed  bool
+	current *generation
+	wg      sync.WaitGroup // calls and closings under way
+}
+
+// generation is a publisher with its lanes. One of a factory is replaced when a
+// call hangs in it.
+type generation struct {
+	publisher message.Publisher
+	lanes     []lane
+}
+
+// lane holds one token. Who publishes in the lane has it, and keeps it while a
+// call hangs.
+type lane struct {
+	token   chan struct{}
+	current atomic.Pointer[batch] // of who has the token
+}
+
+// hung reports whether a call that was given up has not returned.
+func (l *lane) hung() bool {
+	b := l.current.Load()
+	return b != nil && b.ended()
+}
+
+// New makes a broker of a publisher, which stays the caller's unless
+// ClosePublisher is set. It starts nothing.
+func New(publisher message.Publisher, cfg Config) (*Broker, error) {
+	if publisher == nil {
+		return nil, errors.New("pubsub: the publisher is nil")
+	}
+	b, err := newBroker(cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.current = newGeneration(publisher, b.cfg.Lanes)
+	return b, nil
+}
+
+// NewFactory makes a broker that makes its publisher when it needs one, and
+// another when a call hangs: some publishers never recover from a connection
+// that died under them.
+func NewFactory(factory func() (message.Publisher, error), cfg Config) (*Broker, error) {
+	if factory == nil {
+		return nil, errors.New("pubsub: the factory is nil")
+	}
+	b, err := newBroker(cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.make = factory
+	return b, nil
+}
+
+func newBroker(cfg Config) (*Broker, error) {
+	if cfg.Lanes == 0 {
+		cfg.Lanes = 64
+	}
+	if cfg.Lanes < 1 || cfg.Lanes > maxLanes {
+		return nil, fmt.Errorf("pubsub: Lanes is %d, allowed is 1 to %d", cfg.Lanes, maxLanes)
+	}
+	return &Broker{cfg: cfg, seed: maphash.MakeSeed()}, nil
+}
+
+func newGeneration(p message.Publisher, lanes int) *generation {
+	g := &generation{publisher: p, lanes: make([]lane, lanes)}
+	for i := range g.lanes {
+		g.lanes[i].token = make(chan struct{}, 1)
+		g.lanes[i].token <- struct{}{}
+	}
+	return g
+}
+
+// Why records are not sent.
+var (
+	errHung   = backends.Unavailable(errors.New("pubsub: an earlier call to the publisher has not returned"))
+	errTopic  = backends.Unavailable(errors.New("pubsub: the topic cannot be reached"))
+	errBehind = errors.New("pubsub: an earlier record of the aggregate was not accepted")
+)
+
+// Publish implements [backends.Broker]. When ctx ends, the call under way in each
+// lane is unknown and what follows it in the lane is not sent. The lane stays
+// shut until that call returns.
+func (b *Broker) Publish(ctx context.Context, records []backends.Record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	g, err := b.begin()
+	if err != nil {
+		return err
+	}
+	defer b.wg.Done()
+	batch := newBatch(records)
+	byLane := map[int][]int{}
+	for i := range records {
+		key := records[i].Aggregate
+		if key == "" {
+			key = records[i].MessageID
+		}
+		n := int(maphash.String(b.seed, key) % uint64(len(g.lanes)))
+		byLane[n] = append(byLane[n], i)
+	}
+	var lanes sync.WaitGroup
+	for n, indexes := range byLane {
+		b.wg.Add(1)
+		lanes.Add(1)
+		go func() {
+			defer b.wg.Done()
+			defer lanes.Done()
+			b.lane(ctx, g, &g.lanes[n], batch, indexes)
+		}()
+	}
+	done := make(chan struct{})
+	go func() { lanes.Wait(); close(done) }() // ends with the lanes
+	select {
+	case <-done:
+	case <-ctx.Done():
+		if hung := batch.close(context.Cause(ctx)); len(hung) > 0 {
+			b.replace(g)
+		}
+	}
+	return batch.answer()
+}
+
+// begin returns the publisher to use. The caller owes wg.Done.
+func (b *Broker) begin() (*generation, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil, fmt.Errorf("pubsub: %w", backends.ErrClosed)
+	}
+	if b.current == nil {
+		p, err := b.make()
+		if err != nil {
+			return nil, backends.Unavailable(fmt.Errorf("pubsub: make a publisher: %w", err))
+		}
+		b.current = newGeneration(p, b.cfg.Lanes)
+	}
+	b.wg.Add(1)
+	return b.current, nil
+}
+
+// replace drops a publisher in which a call hangs, if another can be made.
+func (b *Broker) replace(g *generation) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.make == nil || b.current != g {
+		return
+	}
+	b.current = nil
+	b.wg.Go(func() { _ = g.publisher.Close() }) // it is dropped either way
+}
+
+// lane publishes the records of one lane, one by one.
+func (b *Broker) lane(ctx context.Context, g *generation, l *lane, batch *batch, indexes []int) {
+	if l.hung() {
+		batch.refuse(indexes, errHung)
+		return
+	}
+	select {
+	case <-l.token:
+	case <-ctx.Done():
+		return // the batch is closed: not sent
+	}
+	l.current.Store(batch)
+	defer func() {
+		l.current.Store(nil)
+		l.token <- struct{}{}
+	}()
+	for _, i := range indexes {
+		r, ok := batch.start(i)
+		if !ok {
+			return
+		}
+		if r == nil {
+			continue // behind a failure
+		}
+		err := call(ctx, g.publisher, r)
+		if err != nil && b.cfg.Classify != nil {
+			err = b.cfg.Classify(err)
+		}
+		batch.end(i, err)
+	}
+}
+
+// call turns a panic of the publisher into an error.
+func call(ctx context.Context, p message.Publisher, r *backends.Record) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("pubsub: the publisher panicked with a value of type %T", v)
+		}
+	}()
+	m := r.Message()
+	m.Payload = bytes.Clone(m.Payload) // some publishers keep the message
+	m.SetContext(ctx)
+	return p.Publish(r.Topic, m)
+}
+
+// Close implements [backends.Broker]. It waits for calls under way until ctx
+// ends, then gives them up.
+func (b *Broker) Close(ctx context.Context) error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return nil
+	}
+	b.closed = true
+	g := b.current
+	b.mu.Unlock()
+	done := make(chan error, 1)
+	go func() { // ends with the publisher's calls
+		var err error
+		if g != nil && (b.make != nil || b.cfg.ClosePublisher) {
+			err = g.publisher.Close()
+		}
+		b.wg.Wait()
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("pubsub: calls to the publisher have not returned: %w", context.Cause(ctx))
+	}
+}
