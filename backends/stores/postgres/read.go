@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/outmill/outmill/backends"
+	"github.com/outmill/outmill/backends/stores/internal/scan"
 )
 
 // readStatement finds what to send. Rows of kind 0 carry the snapshot and the
@@ -49,14 +50,28 @@ where t.lo < 9223372036854775807`
 
 type reader struct {
 	store *Store
-	scan  *scan
+	scan  *scan.State
+
+	token string   // of the server's incarnation; empty: nothing is remembered
+	xmax  string   // of the last read's snapshot
+	xip   []string // transactions in progress then
 }
 
 // Reader implements [backends.Outbox].
-func (s *Store) Reader() backends.Reader { return &reader{store: s, scan: newScan()} }
+func (s *Store) Reader() backends.Reader {
+	r := &reader{store: s, scan: scan.New()}
+	r.forget()
+	return r
+}
 
-// maxRounds limits how many statements one Read may use to fill its batch.
-const maxRounds = 2 * backends.Shards
+// firstXmax stands for no transaction: nothing is at or above it.
+const firstXmax = "18446744073709551615"
+
+// forget drops all memory of transactions.
+func (r *reader) forget() {
+	r.scan.Forget()
+	r.token, r.xmax, r.xip = "", firstXmax, []string{}
+}
 
 // Read implements [backends.Reader].
 func (r *reader) Read(ctx context.Context, lease backends.Lease, want backends.Want) ([]backends.Record, error) {
@@ -64,83 +79,74 @@ func (r *reader) Read(ctx context.Context, lease backends.Lease, want backends.W
 		return nil, fmt.Errorf("postgres: read: Limit is %d, allowed is 1 or more", want.Limit)
 	}
 	now := time.Now()
-	r.scan.own(lease)
-	r.scan.release()
-	r.scan.expire(now, want.SkipTopics)
-	r.scan.safetyNet(now)
-	if len(r.scan.owned) == 0 {
-		return nil, nil
+	r.scan.Begin(lease, want.SkipTopics, now)
+	r.scan.SafetyNet(now)
+	records, err := r.scan.Fill(ctx, lease, want, r.round)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: read: %w", mend(err))
 	}
-	var out []backends.Record
-	left := want
-	for range maxRounds {
-		got, err := r.round(ctx, lease, left)
-		if err == nil {
-			err = r.setAside(ctx, got.parked)
-		}
-		if err != nil {
-			// What earlier rounds returned is in hand and is released by the next Read.
-			return nil, fmt.Errorf("postgres: read: %w", mend(err))
-		}
-		for _, rec := range got.records {
-			r.scan.hand[rec.Ref] = struct{}{}
-			left.MaxBytes -= len(rec.Payload)
-		}
-		out = append(out, got.records...)
-		left.Limit = want.Limit - len(out)
-		if !got.more || enough(len(out), want.Limit) || want.MaxBytes > 0 && left.MaxBytes <= 0 {
-			break
-		}
-		if want.MaxBytes <= 0 {
-			left.MaxBytes = 0
-		}
-	}
-	return out, nil
+	return records, nil
 }
 
-// enough reports whether a batch is worth publishing: another statement for the
-// last few records would cost more than it brings. Small batches are filled.
-func enough(n, limit int) bool { return n >= limit || limit >= 4*backends.Shards && n >= limit*3/4 }
-
-// answer is what one statement found.
-type answer struct {
-	records []backends.Record
-	parked  []backends.Ref // of parked aggregates, to be set aside
-	more    bool           // a shard has not been read to its end
-}
-
-// round reads once. It changes the scan only when the whole answer is in.
-func (r *reader) round(ctx context.Context, lease backends.Lease, want backends.Want) (answer, error) {
-	q := r.ask(lease, want)
-	a := newArrivals(r.scan, q)
+// round reads once. It changes memory only when the whole answer is in.
+func (r *reader) round(ctx context.Context, lease backends.Lease, want backends.Want) (scan.Result, error) {
+	asks := r.scan.Allot(lease, want)
+	a := &arrivals{found: scan.NewFound(want.Limit, want.MaxBytes)}
 	err := r.store.conns.with(ctx, func(c *pgx.Conn) error {
 		return exchange(ctx, c, beginRead, func(b *pgx.Batch) {
 			b.Queue(planGuards)
-			b.Queue(r.store.stmts.read, q.xmax, q.xip, q.shards, q.cuts, q.limits, q.skip, q.skipTopics).Query(a.take)
+			b.Queue(r.store.stmts.read, r.arguments(asks, want)...).Query(a.take)
 		})
 	})
 	if err != nil {
-		return answer{}, err
+		return scan.Result{}, err
 	}
-	if a.token == "" || a.token != q.token && q.token != "" {
+	if a.token == "" || a.token != r.token && r.token != "" {
 		return r.startAfresh(ctx, a.token)
 	}
-	return r.adopt(q, a), nil
+	r.token = a.token
+	r.xmax, r.xip = parseSnapshot(a.snap)
+	for _, f := range a.fresh {
+		r.scan.Lower(f.Shard, f.ID) // also of a shard that this question left out
+	}
+	got := r.scan.Adopt(asks, a.found, time.Now())
+	return got, r.setAside(ctx, got.Parked)
+}
+
+func (r *reader) arguments(asks []scan.Ask, want backends.Want) []any {
+	shards, cuts, limits := make([]int16, len(asks)), make([]int64, len(asks)), make([]int32, len(asks))
+	for i, a := range asks {
+		shards[i], cuts[i], limits[i] = int16(a.Shard), a.Cut, int32(a.Limit)
+	}
+	skip := want.SkipTopics
+	if skip == nil {
+		skip = []string{}
+	}
+	return []any{r.xmax, r.xip, shards, cuts, limits, r.scan.SkipAggregates(), skip}
 }
 
 // startAfresh forgets everything after a crash or a promotion, and makes the
 // token that tells the next one.
-func (r *reader) startAfresh(ctx context.Context, token string) (answer, error) {
-	r.scan.forget()
+func (r *reader) startAfresh(ctx context.Context, token string) (scan.Result, error) {
+	r.forget()
 	if token != "" {
-		r.scan.token = token
-		return answer{more: true}, nil
+		r.token = token
+		return scan.Result{More: true}, nil
 	}
 	err := r.store.conns.with(ctx, func(c *pgx.Conn) error {
 		if _, err := c.Exec(ctx, r.store.stmts.newToken); err != nil {
 			return err
 		}
-		return c.QueryRow(ctx, r.store.stmts.token).Scan(&r.scan.token)
+		return c.QueryRow(ctx, r.store.stmts.token).Scan(&r.token)
 	})
-	return answer{more: true}, err
+	return scan.Result{More: true}, err
+}
+
+// arrivals takes the rows of one answer.
+type arrivals struct {
+	now   time.Time // the database's
+	token string
+	snap  string
+	fresh []backends.Ref // kind 1
+	found *scan.Found
 }

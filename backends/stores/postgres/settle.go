@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -131,26 +130,24 @@ func (r *reader) Settle(ctx context.Context, lease backends.Lease, outcomes []ba
 	if err != nil {
 		return err
 	}
-	for _, o := range outcomes {
-		delete(r.scan.hand, o.Record.Ref)
-	}
 	held := map[int]bool{}
 	if len(p.delivered.ids) > 0 || p.fenced() {
 		held, err = r.write(ctx, lease, &p)
 	}
 	if err != nil {
-		for _, o := range outcomes {
-			r.scan.rewind(o.Record.Ref)
-		}
+		r.scan.Unknown(outcomes)
 		return fmt.Errorf("postgres: settle: %w", mend(err))
 	}
-	return r.remember(outcomes, held)
+	if err := r.scan.Remember(outcomes, func(shard int) bool { return held[shard] }); err != nil {
+		return fmt.Errorf("postgres: %w", err)
+	}
+	return nil
 }
 
 // write records the outcomes in one transaction and one round trip. It returns
 // the shards of which more than deliveries was recorded.
 func (r *reader) write(ctx context.Context, lease backends.Lease, p *plan) (map[int]bool, error) {
-	st, token, owner := &r.store.stmts.settle, r.scan.token, lease.Owner
+	st, token, owner := &r.store.stmts.settle, r.token, lease.Owner
 	held := map[int]bool{}
 	err := r.store.conns.with(ctx, func(c *pgx.Conn) error {
 		return exchange(ctx, c, beginWrite, func(b *pgx.Batch) {
@@ -183,32 +180,6 @@ func (r *reader) write(ctx context.Context, lease backends.Lease, p *plan) (map[
 		})
 	})
 	return held, err
-}
-
-// remember takes outcomes that were recorded into the scan's memory.
-func (r *reader) remember(outcomes []backends.Outcome, held map[int]bool) error {
-	now := time.Now()
-	lost := false
-	for _, o := range outcomes {
-		ref := o.Record.Ref
-		switch {
-		case o.Action == backends.Delivered:
-		case o.Action == backends.Release:
-			if o.After > 0 {
-				r.scan.hold(ref, o.Record.Aggregate, now.Add(o.After))
-			}
-			r.scan.rewind(ref)
-		case !held[ref.Shard]:
-			lost = true
-			r.scan.rewind(ref)
-		case o.Action == backends.Retry:
-			r.scan.hold(ref, o.Record.Aggregate, now.Add(o.After))
-		}
-	}
-	if lost {
-		return fmt.Errorf("postgres: settle: %w", backends.ErrLeaseLost)
-	}
-	return nil
 }
 
 // setAside moves records of parked aggregates to the dead letters.
