@@ -56,10 +56,13 @@ type testCase struct {
 const limit = 20 * time.Second
 
 // Run runs the suite. open is called once for each case and returns a fresh
-// store, which it closes by t.Cleanup.
+// store, which it closes by t.Cleanup. Cases run in parallel.
 func Run(t *testing.T, open func(t testing.TB) Store) {
 	for _, c := range all() {
-		t.Run(c.name, func(t *testing.T) { c.run(newFixture(t, open(t))) })
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.run(newFixture(t, open(t)))
+		})
 	}
 }
 

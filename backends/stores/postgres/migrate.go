@@ -4,14 +4,12 @@ import (
 	"context"
 	"database/sql"
 	"embed"
-	"errors"
 	"fmt"
 	"io/fs"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pressly/goose/v3"
 
-	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/stores/internal/migration"
 )
 
@@ -89,23 +87,13 @@ func (s *Store) checkVersion(ctx context.Context, c *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	want, err := set.Latest()
-	if err != nil {
-		return err
-	}
 	var have int64
 	err = c.QueryRow(ctx, "select coalesce(max(version_id), 0) from "+s.names.migrations+" where is_applied").Scan(&have)
-	if err = mend(err); err != nil {
-		if errors.Is(err, backends.ErrSchema) {
-			return err
-		}
-		return fmt.Errorf("postgres: read the version of the tables: %w", err)
+	if err != nil {
+		return fmt.Errorf("read the version of the tables: %w", mend(err))
 	}
-	switch {
-	case have < want:
-		return fmt.Errorf("postgres: the tables have version %d, this program needs %d: run Migrate: %w", have, want, backends.ErrSchema)
-	case have > want:
-		return fmt.Errorf("postgres: the tables have version %d, this program knows %d: use a newer program: %w", have, want, backends.ErrSchema)
+	if err := set.Compare(have); err != nil {
+		return fmt.Errorf("postgres: %w", err)
 	}
 	return nil
 }

@@ -9,9 +9,10 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"testing/fstest"
 
 	"github.com/pressly/goose/v3"
+
+	"github.com/outmill/outmill/backends"
 )
 
 // Set is the migrations of one store.
@@ -32,6 +33,20 @@ func (s Set) Latest() (int64, error) {
 		return 0, errors.New("no migrations embedded")
 	}
 	return goose.NumericComponent(names[len(names)-1])
+}
+
+// Compare says what to do about tables of another version than this program's.
+func (s Set) Compare(have int64) error {
+	want, err := s.Latest()
+	switch {
+	case err != nil:
+		return err
+	case have < want:
+		return fmt.Errorf("the tables have version %d, this program needs %d: run Migrate: %w", have, want, backends.ErrSchema)
+	case have > want:
+		return fmt.Errorf("the tables have version %d, this program knows %d: use a newer program: %w", have, want, backends.ErrSchema)
+	}
+	return nil
 }
 
 // Up applies what is missing. The caller holds whatever lock keeps two of them
@@ -114,22 +129,19 @@ func (s Set) rendered() (fs.FS, error) {
 	for k, v := range s.Names {
 		pairs = append(pairs, k, v)
 	}
+	r := renderedFS{FS: s.Files, replace: strings.NewReplacer(pairs...)}
 	names, err := fs.Glob(s.Files, "*.sql")
 	if err != nil {
 		return nil, err
 	}
-	replace := strings.NewReplacer(pairs...)
-	out := fstest.MapFS{}
 	for _, name := range names {
-		text, err := fs.ReadFile(s.Files, name)
+		text, err := fs.ReadFile(r, name)
 		if err != nil {
 			return nil, err
 		}
-		sql := replace.Replace(string(text))
-		if strings.Contains(sql, "{{") {
+		if strings.Contains(string(text), "{{") {
 			return nil, fmt.Errorf("migration %s: a placeholder has no value", name)
 		}
-		out[name] = &fstest.MapFile{Data: []byte(sql)}
 	}
-	return out, nil
+	return r, nil
 }
