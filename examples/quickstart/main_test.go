@@ -1,0 +1,36 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var small = story{orders: 300, clerks: 4, customers: 20}
+
+func TestQuickstart_TheBooksAgree(t *testing.T) {
+	var out strings.Builder
+	require.NoError(t, run(t.Context(), &out, small))
+	for _, line := range []string{
+		"committed        270", "rolled back       30", "delivered        270",
+		"missing            0   ok", "invented           0   ok", "out of order       0   ok",
+		"Every order arrived, in order",
+	} {
+		require.Contains(t, out.String(), line)
+	}
+	require.NotContains(t, out.String(), "\x1b", "colour is for terminals")
+}
+
+// A verdict that cannot be bad is worth nothing.
+func TestQuickstart_TellsWhenTheyDoNot(t *testing.T) {
+	lose, swap := small, small
+	lose.lose, swap.swap = true, true
+	var out strings.Builder
+	require.ErrorContains(t, run(t.Context(), &out, lose), "1 missing")
+	require.Contains(t, out.String(), "missing            1   WRONG")
+	require.ErrorContains(t, run(t.Context(), &out, swap), "1 out of order")
+}
