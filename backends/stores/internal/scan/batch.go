@@ -54,6 +54,9 @@ type Result struct {
 	Records []backends.Record // to return
 	Parked  []backends.Ref    // to be moved to the dead letters
 	More    bool              // a shard has not been read to its end
+
+	// Afresh: what earlier statements of the same read found does not hold.
+	Afresh bool
 }
 
 // maxRounds limits how many statements one Read may use to fill its batch.
@@ -69,12 +72,16 @@ func (s *State) Fill(ctx context.Context, lease backends.Lease, want backends.Wa
 	left := want
 	for range maxRounds {
 		got, err := round(ctx, lease, left)
-		if err != nil {
-			return nil, err // what earlier rounds returned is released by the next read
+		if got.Afresh {
+			clear(s.hand)
+			out, left = nil, want
 		}
 		for _, rec := range got.Records {
 			s.hand[rec.Ref] = struct{}{}
 			left.MaxBytes -= len(rec.Payload)
+		}
+		if err != nil {
+			return nil, err // what was found is released by the next read
 		}
 		out = append(out, got.Records...)
 		left.Limit = want.Limit - len(out)
@@ -187,7 +194,6 @@ func (s *State) sort(f *Found, now time.Time) Result {
 			out.Parked = append(out.Parked, row.Ref)
 			s.rewind(row.Ref) // until it has been moved
 		case s.held(row.Ref, row.Aggregate, now):
-			s.holds[row.Shard].low = min(s.holds[row.Shard].low, row.ID-1)
 		case row.Wait > 0:
 			// The wait was counted earlier, by the database: this is never early.
 			s.hold(row.Ref, row.Aggregate, now.Add(row.Wait))

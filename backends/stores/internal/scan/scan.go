@@ -37,26 +37,36 @@ type State struct {
 
 // holds is what of a shard must not be returned before a time.
 type holds struct {
-	aggregates map[string]time.Time
+	aggregates map[string]hold
 	records    map[int64]time.Time // without an aggregate
-	low        int64               // nothing at or below it is held; ToEnd: nothing is
+	topics     int64               // nothing of a topic that is held back is at or below it
+	top        int64               // no aggregate's hold is above it
 }
+
+// hold is an aggregate's: nothing of it at or below low must wait.
+type hold struct {
+	until time.Time
+	low   int64
+}
+
+var noHolds = holds{topics: ToEnd}
 
 // New returns an empty memory.
 func New() *State {
 	s := &State{owned: map[int]int64{}, hand: map[backends.Ref]struct{}{}, perRow: firstGuess}
-	s.Forget()
+	for i := range s.holds {
+		s.holds[i] = noHolds
+	}
 	return s
 }
 
-// Forget makes the next read begin at the start of every shard. What must wait
-// still waits: that is by time, not by place.
+// Forget makes the next read begin at the start of every shard. What is in hand
+// stays there, and what must wait still waits: that is by time, not by place.
 func (s *State) Forget() {
 	s.cut = [backends.Shards]int64{}
 	for i := range s.holds {
-		s.holds[i].low = 0
+		s.holds[i].lower(0)
 	}
-	clear(s.hand)
 }
 
 // Begin prepares a read: it takes the lease over, releases what is in hand, and
@@ -79,7 +89,7 @@ func (s *State) own(lease backends.Lease) {
 		if _, known := s.owned[l.Shard]; !known {
 			s.owned[l.Shard] = l.Epoch
 			s.cut[l.Shard] = 0
-			s.holds[l.Shard] = holds{low: ToEnd}
+			s.holds[l.Shard] = noHolds
 		}
 	}
 }
@@ -105,50 +115,63 @@ func (s *State) hold(ref backends.Ref, aggregate string, until time.Time) {
 			h.records = map[int64]time.Time{}
 		}
 		h.records[ref.ID] = until
-	} else {
-		if h.aggregates == nil {
-			h.aggregates = map[string]time.Time{}
-		}
-		h.aggregates[aggregate] = until
+		return
 	}
-	h.low = min(h.low, ref.ID-1)
+	if h.aggregates == nil {
+		h.aggregates = map[string]hold{}
+	}
+	low := ref.ID - 1
+	if was, held := h.aggregates[aggregate]; held {
+		low = min(low, was.low)
+		if was.until.After(until) {
+			until = was.until
+		}
+	}
+	h.aggregates[aggregate] = hold{until: until, low: low}
+	h.top = max(h.top, low)
 }
 
-// held reports whether a record must wait.
+// held reports whether a record must wait, and notes where it is if so.
 func (s *State) held(ref backends.Ref, aggregate string, now time.Time) bool {
 	h := &s.holds[ref.Shard]
-	until, ok := h.records[ref.ID]
-	if aggregate != "" {
-		until, ok = h.aggregates[aggregate]
+	if aggregate == "" {
+		until, ok := h.records[ref.ID]
+		return ok && now.Before(until)
 	}
-	return ok && now.Before(until)
+	a, ok := h.aggregates[aggregate]
+	if !ok || !now.Before(a.until) {
+		return false
+	}
+	if a.low >= ref.ID {
+		h.aggregates[aggregate] = hold{until: a.until, low: ref.ID - 1}
+	}
+	return true
 }
 
 // expire ends the holds whose time has come, and those of topics that are let
-// go. Their shards are read again from the lowest id that was held.
+// go. Each shard is read again from the lowest id that was held.
 func (s *State) expire(now time.Time, skipTopics []string) {
 	freed := slices.ContainsFunc(s.topics, func(t string) bool { return !slices.Contains(skipTopics, t) })
 	s.topics = append(s.topics[:0], skipTopics...)
 	for shard := range s.holds {
 		h := &s.holds[shard]
-		ended := freed
-		for a, until := range h.aggregates {
-			if !now.Before(until) {
-				delete(h.aggregates, a)
-				ended = true
+		if freed {
+			s.Lower(shard, h.topics)
+		}
+		if len(s.topics) == 0 {
+			h.topics = ToEnd
+		}
+		for name, a := range h.aggregates {
+			if !now.Before(a.until) {
+				delete(h.aggregates, name)
+				s.Lower(shard, a.low)
 			}
 		}
 		for id, until := range h.records {
 			if !now.Before(until) {
 				delete(h.records, id)
-				ended = true
+				s.Lower(shard, id-1)
 			}
-		}
-		if ended {
-			s.cut[shard] = min(s.cut[shard], h.low)
-		}
-		if len(h.aggregates) == 0 && len(h.records) == 0 && len(s.topics) == 0 {
-			h.low = ToEnd
 		}
 	}
 }
@@ -156,9 +179,26 @@ func (s *State) expire(now time.Time, skipTopics []string) {
 // scanned notes that a shard was read from an id with something left out.
 func (s *State) scanned(shard int, from int64) {
 	h := &s.holds[shard]
-	if len(h.aggregates) > 0 || len(s.topics) > 0 {
-		h.low = min(h.low, from)
+	if len(s.topics) > 0 {
+		h.topics = min(h.topics, from)
 	}
+	h.lower(from)
+}
+
+// lower takes what an aggregate's holds leave out down to an id.
+func (h *holds) lower(from int64) {
+	if len(h.aggregates) == 0 {
+		h.top = 0
+	}
+	if h.top <= from {
+		return
+	}
+	for name, a := range h.aggregates {
+		if a.low > from {
+			h.aggregates[name] = hold{until: a.until, low: from}
+		}
+	}
+	h.top = from
 }
 
 // SkipAggregates lists the held aggregates of the owned shards.
