@@ -33,6 +33,10 @@ func drain(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
+	if b.options.incumbent == 0 {
+		b.atLeast("into Kafka against into nothing", 100*direct.median()/null.median(), 70, "%")
+		return nil
+	}
 	if _, err := b.repeat("Outmill, pubsub over watermill-kafka, 64 lanes", "msg/s", func() (float64, error) {
 		return b.drainPubSub(ctx)
 	}); err != nil {
@@ -71,7 +75,7 @@ func (b *bench) drainOurs(ctx context.Context, broker backends.Broker, check boo
 		return 0, err
 	}
 	runtime.GC()
-	rate, err := drainOnce(ctx, s, broker, b.rows, forwarder.Config{})
+	rate, err := drainOnce(ctx, s, broker, b.rows, forwarder.Config{Workers: b.workers, Batch: b.batch})
 	if err != nil || !check {
 		return rate, err
 	}

@@ -43,6 +43,7 @@ type options struct {
 	runs, rows, incumbent, dead, backlog int
 	outage, idle                         time.Duration
 	messages                             int
+	workers, batch                       int
 }
 
 func main() {
@@ -61,6 +62,8 @@ func main() {
 	flag.IntVar(&o.dead, "dead", 300_000, "settled rows of deadrows")
 	flag.IntVar(&o.backlog, "backlog", 1_000_000, "records of memory")
 	flag.IntVar(&o.messages, "messages", 300, "messages of latency")
+	flag.IntVar(&o.workers, "workers", 0, "forwarder workers of drain; 0: the default")
+	flag.IntVar(&o.batch, "batch", 0, "forwarder batch of drain; 0: the default")
 	flag.DurationVar(&o.outage, "outage", 2*time.Minute, "how long the broker refuses in outage")
 	flag.DurationVar(&o.idle, "idle", 30*time.Second, "how long idle watches")
 	flag.Parse()
