@@ -63,8 +63,11 @@ func (s *Store) append(ctx context.Context, tx pgx.Tx, rows []records.Row) error
 	} else {
 		args = s.appendMany(rows)
 	}
+	if s.cfg.Pooler {
+		args = append([]any{pgx.QueryExecModeExec}, args...)
+	}
 	_, err := tx.Exec(ctx, stmt, args...)
-	return mend(err)
+	return s.mendAppend(err)
 }
 
 func (s *Store) appendSQL(ctx context.Context, tx SQLTx, rows []records.Row) error {
@@ -75,7 +78,7 @@ func (s *Store) appendSQL(ctx context.Context, tx SQLTx, rows []records.Row) err
 		args = s.appendManyText(rows)
 	}
 	_, err := tx.ExecContext(ctx, stmt, args...)
-	return mend(err)
+	return s.mendAppend(err)
 }
 
 func (s *Store) numbered(r records.Row) bool {

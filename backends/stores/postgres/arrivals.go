@@ -58,7 +58,7 @@ func (a *arrivals) take(rows pgx.Rows) error {
 }
 
 func (a *arrivals) add(row scan.Row, payload, metadata []byte) error {
-	if !a.found.Full() {
+	if row.Drop = payload == nil; !row.Drop {
 		md, err := records.DecodeMetadata(metadata)
 		if err != nil {
 			return fmt.Errorf("record %d of shard %d: %w", row.ID, row.Shard, err)

@@ -23,7 +23,7 @@ func (s *Store) Backlog(ctx context.Context) (backends.Backlog, error) {
 		return fmt.Sprintf("(select count(*) from (select from %s limit %d) c)", from, countCap+1)
 	}
 	query := `select ` + count(s.names.outbox) + `,
-` + count(s.names.outbox+" where next_attempt_at > clock_timestamp()") + `,
+` + count(s.names.outbox+" where next_attempt_at > statement_timestamp()") + `,
 ` + count(s.names.dead) + `, ` + count(s.names.parked) + `,
 coalesce(extract(epoch from clock_timestamp() - (select min(f.created_at) from ` + s.names.shards + ` s, lateral (
     select created_at from ` + s.names.outbox + ` o where o.shard = s.shard order by o.id limit 1) f)), 0)::float8,
@@ -55,7 +55,7 @@ func (s *Store) Purge(ctx context.Context, limit int) (int, error) {
 	var n int64
 	err := s.conns.with(ctx, func(c *pgx.Conn) error {
 		tag, err := c.Exec(ctx, `delete from `+s.names.archive+` where ctid = any(array(
-select ctid from `+s.names.archive+` where delivered_at < clock_timestamp() - $1::interval order by delivered_at limit $2::int8))`,
+select ctid from `+s.names.archive+` where delivered_at < statement_timestamp() - $1::interval order by delivered_at limit $2::int8))`,
 			s.cfg.Retention, limit)
 		n = tag.RowsAffected()
 		return err

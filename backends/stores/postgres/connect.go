@@ -14,8 +14,9 @@ import (
 // connector lends connections. What is lent is given back before with returns.
 type connector interface {
 	with(ctx context.Context, use func(*pgx.Conn) error) error
-	database() string
+	database() string // empty: not known
 	sqlDB() (db *sql.DB, done func())
+	size() int // at most so many connections; 0: no limit
 }
 
 type poolConnector struct{ pool *pgxpool.Pool }
@@ -36,7 +37,12 @@ func (p poolConnector) sqlDB() (*sql.DB, func()) {
 	return db, func() { _ = db.Close() } // closes the wrapper, not the pool
 }
 
-type sqlConnector struct{ db *sql.DB }
+func (p poolConnector) size() int { return int(p.pool.Config().MaxConns) }
+
+type sqlConnector struct {
+	db     *sql.DB
+	pooler bool
+}
 
 func (s sqlConnector) with(ctx context.Context, use func(*pgx.Conn) error) error {
 	conn, err := s.db.Conn(ctx)
@@ -46,7 +52,12 @@ func (s sqlConnector) with(ctx context.Context, use func(*pgx.Conn) error) error
 	err = conn.Raw(func(driver any) error {
 		c, ok := driver.(*stdlib.Conn)
 		if !ok {
-			return fmt.Errorf("postgres: the database/sql driver gives connections of type %T, pgx's stdlib driver is needed", driver)
+			return fmt.Errorf("postgres: connections are of type %T: what a forwarder needs takes pgx's own driver: use postgres.Open, or sql.Open(\"pgx\", url)", driver)
+		}
+		if s.pooler {
+			if err := fitsPooler(c.Conn().Config()); err != nil {
+				return err
+			}
 		}
 		return use(c.Conn())
 	})
@@ -56,3 +67,14 @@ func (s sqlConnector) with(ctx context.Context, use func(*pgx.Conn) error) error
 func (sqlConnector) database() string { return "" }
 
 func (s sqlConnector) sqlDB() (*sql.DB, func()) { return s.db, func() {} }
+
+func (s sqlConnector) size() int { return s.db.Stats().MaxOpenConnections }
+
+// fitsPooler refuses what leaves named prepared statements in a session.
+func fitsPooler(c *pgx.ConnConfig) error {
+	if c.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement {
+		return nil
+	}
+	return errors.New("postgres: Pooler is set, but the connections use named prepared statements: " +
+		"set DefaultQueryExecMode to pgx.QueryExecModeExec, or default_query_exec_mode=exec in the URL")
+}

@@ -41,13 +41,24 @@ func (s *Store) Dead(ctx context.Context, f backends.DeadFilter) ([]backends.Dea
 	if f.Limit == 0 {
 		f.Limit = 100
 	}
+	where, args := "(shard, id) > ($1::int2, $2::int8)", []any{f.After.Shard, f.After.ID, f.Limit}
+	filter := func(condition string, value any) {
+		args = append(args, value)
+		where += fmt.Sprintf(" and "+condition, len(args))
+	}
+	if f.Aggregate != "" {
+		filter("aggregate = $%d::text", f.Aggregate)
+	}
+	if f.Topic != "" {
+		filter("topic = $%d::text", f.Topic)
+	}
+	if f.MinAge > 0 {
+		filter("dead_at <= statement_timestamp() - $%d::interval", f.MinAge)
+	}
 	var out []backends.DeadLetter
 	err := s.conns.with(ctx, func(c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `select shard, id, message_id, topic, aggregate, sequence, payload, metadata::text, created_at, attempts, dead_at, last_error
-from `+s.names.dead+` where (shard, id) > ($1::int2, $2::int8)
-  and ($3::text = '' or aggregate = $3::text) and ($4::text = '' or topic = $4::text)
-  and ($5::interval = interval '0' or dead_at <= clock_timestamp() - $5::interval)
-order by shard, id limit $6::int8`, f.After.Shard, f.After.ID, f.Aggregate, f.Topic, f.MinAge, f.Limit)
+from `+s.names.dead+` where `+where+` order by shard, id limit $3::int8`, args...)
 		if err != nil {
 			return err
 		}

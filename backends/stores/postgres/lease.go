@@ -29,16 +29,19 @@ type leaseStatements struct {
 
 func newLeaseStatements(n names) leaseStatements {
 	return leaseStatements{
-		lock:   `select pg_advisory_xact_lock(hashtextextended($1::text, 2))`,
+		// The limit frees the lock where a heartbeat was cut off half way.
+		lock:   `select set_config('idle_in_transaction_session_timeout', '10s', true), pg_advisory_xact_lock(hashtextextended($1::text, 2))`,
 		expire: `delete from ` + n.forwarders + ` where expires_at <= clock_timestamp() and owner <> $1::text`,
 		alive: `insert into ` + n.forwarders + ` (owner, expires_at) values ($1::text, clock_timestamp() + $2::interval)
 on conflict (owner) do update set expires_at = excluded.expires_at`,
-		// The fair share is the owner's part of the shards, rounded up.
+		// The fair share is the owner's part of the shards, rounded up. A shard that
+		// a settle of its former owner holds is taken at the next heartbeat.
 		take: `update ` + n.shards + ` set owner = $1::text, epoch = epoch + 1 where shard in (
     select s.shard from ` + n.shards + ` s left join ` + n.forwarders + ` f on f.owner = s.owner
     where f.owner is null order by s.shard limit greatest(0,
         (select (count(*) + (select count(*) from ` + n.forwarders + `) - 1) / (select count(*) from ` + n.forwarders + `) from ` + n.shards + `)
-        - (select count(*) from ` + n.shards + ` where owner = $1::text)))`,
+        - (select count(*) from ` + n.shards + ` where owner = $1::text))
+    for update of s skip locked)`,
 		list: `select shard, epoch, (select count(*) from ` + n.forwarders + `) from ` + n.shards + `
 where owner = $1::text order by shard`,
 		release: `update ` + n.shards + ` s set owner = null from unnest($2::int2[], $3::int8[]) as t(shard, epoch)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/pressly/goose/v3"
@@ -26,32 +28,69 @@ func (s *Store) migrations() (migration.Set, error) {
 
 // Migrate makes the tables, or brings them to this version. It may be called by
 // several programs at once: a lock lets one in at a time. Running it again
-// changes nothing.
+// changes nothing. It needs two connections.
 func (s *Store) Migrate(ctx context.Context) error {
 	set, err := s.migrations()
 	if err != nil {
 		return err
 	}
+	if s.conns.size() == 1 {
+		return errors.New("postgres: migrate: the pool has one connection, two are needed: one of them holds the lock")
+	}
 	db, done := s.conns.sqlDB()
 	defer done()
-	// The lock is a transaction's, so that a pooler cannot leave it behind.
-	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-	if err != nil {
-		return fmt.Errorf("postgres: %w", mend(err))
-	}
-	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
-	if _, err := tx.ExecContext(ctx, `select pg_advisory_xact_lock(hashtextextended($1::text, 1))`, s.names.lock); err != nil {
-		return fmt.Errorf("postgres: lock the migration: %w", mend(err))
-	}
-	if s.cfg.Schema != "" {
-		if _, err := db.ExecContext(ctx, "create schema if not exists "+pgx.Identifier{s.cfg.Schema}.Sanitize()); err != nil {
-			return fmt.Errorf("postgres: create the schema: %w", mend(err))
+	for {
+		switch done, err := s.migrate(ctx, db, set); {
+		case err != nil:
+			return fmt.Errorf("postgres: migrate: %w", mend(err))
+		case done:
+			return nil
+		}
+		// Another program migrates. Waiting in the database would hold a connection,
+		// of which there may be too few for the other one to go on.
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("postgres: migrate: another program holds the lock: %w", context.Cause(ctx))
+		case <-time.After(migratePause):
 		}
 	}
-	if err := set.Up(ctx, db); err != nil {
-		return fmt.Errorf("postgres: %w", mend(err))
+}
+
+const migratePause = 100 * time.Millisecond
+
+// migrate does the work under the lock, or nothing if another has it. The lock is
+// a transaction's, so that a pooler cannot leave it behind.
+func (s *Store) migrate(ctx context.Context, db *sql.DB, set migration.Set) (done bool, err error) {
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return false, err
 	}
-	return tx.Commit()
+	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
+	err = tx.QueryRowContext(ctx, `select pg_try_advisory_xact_lock(hashtextextended($1::text, 1))`, s.names.lock).Scan(&done)
+	if err != nil || !done {
+		return false, err
+	}
+	if err := s.createSchema(ctx, db); err != nil {
+		return false, err
+	}
+	if err := set.Up(ctx, db); err != nil {
+		return false, err
+	}
+	return true, tx.Commit()
+}
+
+// createSchema asks first: even "if not exists" takes the right to create.
+func (s *Store) createSchema(ctx context.Context, db *sql.DB) error {
+	if s.cfg.Schema == "" {
+		return nil
+	}
+	var there bool
+	err := db.QueryRowContext(ctx, `select exists (select from pg_namespace where nspname = $1::text)`, s.cfg.Schema).Scan(&there)
+	if err != nil || there {
+		return err
+	}
+	_, err = db.ExecContext(ctx, "create schema if not exists "+pgx.Identifier{s.cfg.Schema}.Sanitize())
+	return err
 }
 
 // MigrationSQL returns the statements that Migrate would run on an empty

@@ -3,9 +3,7 @@ package postgres
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
@@ -32,29 +30,39 @@ type SQLTx interface {
 // anything is sent: the transaction stays usable. After an error of the
 // database, Postgres refuses everything but a rollback.
 //
-// Calls on one publisher are serialised. A transaction must not be used by
-// several goroutines in any other way.
+// Calls for one transaction are serialised, whatever publisher they are made on.
+// A transaction must not be used by several goroutines in any other way.
 func (s *Store) Publisher(tx pgx.Tx) message.Publisher {
-	return &publisher{store: s, to: func(ctx context.Context, rows []records.Row) error {
-		if tx == nil {
-			return errNilTx
-		}
+	if tx == nil {
+		return refusal{errNilTx}
+	}
+	return publisher{store: s, tx: tx, to: func(ctx context.Context, rows []records.Row) error {
 		return s.append(ctx, tx, rows)
 	}}
 }
 
-// SQLPublisher is [Store.Publisher] for a database/sql transaction.
+// SQLPublisher is [Store.Publisher] for a database/sql transaction, of whatever
+// driver. A *sql.DB, which would take each statement as a transaction of its
+// own, is refused by Publish.
 func (s *Store) SQLPublisher(tx SQLTx) message.Publisher {
-	return &publisher{store: s, to: func(ctx context.Context, rows []records.Row) error {
-		if tx == nil {
-			return errNilTx
-		}
+	if tx == nil {
+		return refusal{errNilTx}
+	}
+	if _, ok := tx.(beginner); ok {
+		return refusal{fmt.Errorf("postgres: a %T is not a transaction: begin one and pass that: %w", tx, backends.ErrNoTransaction)}
+	}
+	return publisher{store: s, tx: tx, to: func(ctx context.Context, rows []records.Row) error {
 		return s.appendSQL(ctx, tx, rows)
 	}}
 }
 
+// beginner is a handle that begins transactions and therefore is none.
+type beginner interface {
+	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
+}
+
 // ContextPublisher returns a publisher that takes its transaction from the
-// context of each call's first message: what [WithTx] or [WithSQLTx] put there.
+// context of each call's first message: what [WithTx] put there.
 // Without one, or with one of another database, Publish gives
 // [backends.ErrNoTransaction]. It is safe for concurrent use, so one may serve a
 // whole program, as the publisher of a cqrs.EventBus for example.
@@ -64,23 +72,22 @@ var errNilTx = fmt.Errorf("postgres: the transaction is nil: %w", backends.ErrNo
 
 type publisher struct {
 	store *Store
-	mu    sync.Mutex
+	tx    any
 	to    func(ctx context.Context, rows []records.Row) error
 }
 
 // Publish implements message.Publisher.
-func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
+func (p publisher) Publish(topic string, msgs ...*message.Message) error {
 	rows, err := records.Prepare(topic, msgs, p.store.cfg.MaxPayload)
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.store.inUse.lock(p.tx)()
 	return p.to(msgs[0].Context(), rows)
 }
 
 // Close implements message.Publisher.
-func (p *publisher) Close() error { return nil }
+func (p publisher) Close() error { return nil }
 
 type contextPublisher struct{ store *Store }
 
@@ -93,87 +100,22 @@ func (p contextPublisher) Publish(topic string, msgs ...*message.Message) error 
 		_, err := records.Prepare(topic, msgs, p.store.cfg.MaxPayload)
 		return err
 	}
-	to, err := p.store.txPublisher(msgs[0].Context())
-	if err != nil {
-		return err
-	}
-	return to.Publish(topic, msgs...)
+	return p.store.txPublisher(msgs[0].Context()).Publish(topic, msgs...)
 }
 
 // Close implements message.Publisher.
 func (contextPublisher) Close() error { return nil }
 
-type txKey struct{}
+// refusal is a publisher that cannot publish.
+type refusal struct{ err error }
 
-// txValue is a transaction in a context, with the store it is bound to if any.
-type txValue struct {
-	pgx   pgx.Tx
-	sql   SQLTx
-	store *Store
-}
-
-// WithTx puts a transaction into a context for [Store.ContextPublisher].
-func WithTx(ctx context.Context, tx pgx.Tx) context.Context {
-	return context.WithValue(ctx, txKey{}, txValue{pgx: tx})
-}
-
-// WithSQLTx is [WithTx] for a database/sql transaction.
-func WithSQLTx(ctx context.Context, tx SQLTx) context.Context {
-	return context.WithValue(ctx, txKey{}, txValue{sql: tx})
-}
-
-// WithTx is [WithTx] for programs with several stores: another store's
-// ContextPublisher refuses the transaction.
-func (s *Store) WithTx(ctx context.Context, tx pgx.Tx) context.Context {
-	return context.WithValue(ctx, txKey{}, txValue{pgx: tx, store: s})
-}
-
-// WithSQLTx is [Store.WithTx] for a database/sql transaction.
-func (s *Store) WithSQLTx(ctx context.Context, tx SQLTx) context.Context {
-	return context.WithValue(ctx, txKey{}, txValue{sql: tx, store: s})
-}
-
-// TxFromContext returns the transaction that WithTx put into a context.
-func TxFromContext(ctx context.Context) (pgx.Tx, bool) {
-	v, _ := ctx.Value(txKey{}).(txValue)
-	return v.pgx, v.pgx != nil
-}
-
-// SQLTxFromContext returns the transaction that WithSQLTx put into a context.
-func SQLTxFromContext(ctx context.Context) (SQLTx, bool) {
-	v, _ := ctx.Value(txKey{}).(txValue)
-	return v.sql, v.sql != nil
-}
-
-func (s *Store) txPublisher(ctx context.Context) (message.Publisher, error) {
-	v, _ := ctx.Value(txKey{}).(txValue)
-	if v.store != nil && v.store != s {
-		return nil, fmt.Errorf("postgres: the transaction is bound to another store: %w", backends.ErrNoTransaction)
-	}
-	switch {
-	case v.pgx != nil:
-		if err := s.sameDatabase(v.pgx); err != nil {
-			return nil, err
-		}
-		return s.Publisher(v.pgx), nil
-	case v.sql != nil:
-		return s.SQLPublisher(v.sql), nil
-	}
-	return nil, fmt.Errorf("postgres: put one there by postgres.WithTx: %w", backends.ErrNoTransaction)
-}
-
-// sameDatabase refuses a transaction that plainly belongs elsewhere. It cannot
-// tell two servers with a database of the same name apart: programs with
-// several stores bind the transaction by [Store.WithTx].
-func (s *Store) sameDatabase(tx pgx.Tx) (err error) {
-	defer func() { // a transaction that has ended may have no connection
-		if recover() != nil {
-			err = mend(pgx.ErrTxClosed)
-		}
-	}()
-	conn, want := tx.Conn(), s.conns.database()
-	if conn == nil || want == "" || conn.Config().Database == want {
+// Publish implements message.Publisher.
+func (r refusal) Publish(_ string, msgs ...*message.Message) error {
+	if len(msgs) == 0 {
 		return nil
 	}
-	return errors.Join(errors.New("postgres: the transaction is of another database than the store's"), backends.ErrNoTransaction)
+	return r.err
 }
+
+// Close implements message.Publisher.
+func (refusal) Close() error { return nil }

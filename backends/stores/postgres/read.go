@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -35,9 +36,10 @@ select 0 as kind, 0::int2 as shard, 0::int8 as id, token::text as message_id, sn
 union all
 select 1, shard, lo, null, null, null, null, null, null, null, 0, null, false from f
 union all
-select 2, o.shard, o.id, o.message_id, o.topic, o.aggregate, o.sequence, o.payload, o.metadata::text, o.created_at, o.attempts,
-       extract(epoch from o.next_attempt_at - (select now from h))::float8,
-       o.aggregate is not null and exists (select from ` + n.parked + ` p where p.aggregate = o.aggregate)
+select 2, shard, id, message_id, topic, aggregate, sequence, case when bytes - octet_length(payload) < $8::int8 then payload end,
+       metadata::text, created_at, attempts, extract(epoch from next_attempt_at - (select now from h))::float8,
+       aggregate is not null and (select true from ` + n.parked + ` p where p.aggregate = due.aggregate limit 1) is true
+from (select o.*, sum(octet_length(o.payload)) over (rows unbounded preceding) as bytes
 from (
     select t.shard, t.lim, least(t.cut, f.lo) as lo
     from unnest($3::int2[], $4::int8[], $5::int4[]) as t(shard, cut, lim) left join f using (shard)) t,
@@ -45,7 +47,7 @@ lateral (
     select * from ` + n.outbox + ` o where o.shard = t.shard and o.id > t.lo
       and (o.aggregate is null or o.aggregate <> all($6::text[])) and o.topic <> all($7::text[])
     order by o.id limit t.lim) o
-where t.lo < 9223372036854775807`
+where t.lo < 9223372036854775807) due`
 }
 
 type reader struct {
@@ -101,16 +103,18 @@ func (r *reader) round(ctx context.Context, lease backends.Lease, want backends.
 	if err != nil {
 		return scan.Result{}, err
 	}
-	if a.token == "" || a.token != r.token && r.token != "" {
+	xmax, xip := parseSnapshot(a.snap)
+	if a.token == "" || a.token != r.token && r.token != "" || older(xmax, r.xmax) {
 		return r.startAfresh(ctx, a.token)
 	}
-	r.token = a.token
-	r.xmax, r.xip = parseSnapshot(a.snap)
+	r.token, r.xmax, r.xip = a.token, xmax, xip
 	for _, f := range a.fresh {
 		r.scan.Lower(f.Shard, f.ID) // also of a shard that this question left out
 	}
 	got := r.scan.Adopt(asks, a.found, time.Now())
-	return got, r.setAside(ctx, got.Parked)
+	all, err := r.setAside(ctx, got.Parked)
+	got.More = got.More && all
+	return got, err
 }
 
 func (r *reader) arguments(asks []scan.Ask, want backends.Want) []any {
@@ -122,16 +126,21 @@ func (r *reader) arguments(asks []scan.Ask, want backends.Want) []any {
 	if skip == nil {
 		skip = []string{}
 	}
-	return []any{r.xmax, r.xip, shards, cuts, limits, r.scan.SkipAggregates(), skip}
+	most := int64(want.MaxBytes)
+	if most <= 0 {
+		most = math.MaxInt64
+	}
+	return []any{r.xmax, r.xip, shards, cuts, limits, r.scan.SkipAggregates(), skip, most}
 }
 
-// startAfresh forgets everything after a crash or a promotion, and makes the
-// token that tells the next one.
+// startAfresh forgets everything after a crash, a promotion or a restore, and
+// makes the token that tells the next one.
 func (r *reader) startAfresh(ctx context.Context, token string) (scan.Result, error) {
 	r.forget()
+	again := scan.Result{More: true, Afresh: true}
 	if token != "" {
 		r.token = token
-		return scan.Result{More: true}, nil
+		return again, nil
 	}
 	err := r.store.conns.with(ctx, func(c *pgx.Conn) error {
 		if _, err := c.Exec(ctx, r.store.stmts.newToken); err != nil {
@@ -139,7 +148,7 @@ func (r *reader) startAfresh(ctx context.Context, token string) (scan.Result, er
 		}
 		return c.QueryRow(ctx, r.store.stmts.token).Scan(&r.token)
 	})
-	return scan.Result{More: true}, err
+	return again, err
 }
 
 // arrivals takes the rows of one answer.

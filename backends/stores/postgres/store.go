@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outmill/outmill/backends"
 )
@@ -23,6 +22,7 @@ type Store struct {
 	owned *pgxpool.Pool // closed by Close
 
 	archiving bool
+	inUse     inUse
 	closing   sync.Once
 }
 
@@ -61,25 +61,29 @@ func Open(ctx context.Context, url string, cfg Config) (*Store, error) {
 
 // New makes a store of a pool, which stays the caller's to close. It connects
 // to nothing. A forwarder needs three connections of it, and one for each
-// worker above two.
+// worker above two. With [Config.Pooler] the pool must use no named prepared
+// statements.
 func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: the pool is nil")
 	}
+	if cfg.Pooler {
+		if err := fitsPooler(pool.Config().ConnConfig); err != nil {
+			return nil, err
+		}
+	}
 	return newStore(poolConnector{pool}, cfg)
 }
 
-// NewSQL makes a store of a database/sql handle that uses pgx's stdlib driver.
-// The handle stays the caller's to close. Publishers work in transactions of
-// other drivers too, but the store itself needs this one.
+// NewSQL makes a store of a database/sql handle, which stays the caller's to
+// close. With any driver it serves publishers and Migrate. What a forwarder needs
+// of it takes pgx's own driver, sql.Open("pgx", url): with another, or one
+// wrapped by something, Check says so.
 func NewSQL(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, errors.New("postgres: the database handle is nil")
 	}
-	if _, ok := db.Driver().(*stdlib.Driver); !ok {
-		return nil, fmt.Errorf("postgres: the database handle uses %T, pgx's stdlib driver is needed: sql.Open(\"pgx\", url)", db.Driver())
-	}
-	return newStore(sqlConnector{db}, cfg)
+	return newStore(sqlConnector{db, cfg.Pooler}, cfg)
 }
 
 func newStore(conns connector, cfg Config) (*Store, error) {
@@ -91,13 +95,15 @@ func newStore(conns connector, cfg Config) (*Store, error) {
 	return &Store{cfg: cfg, names: n, conns: conns, stmts: newStatements(n), archiving: cfg.Retention > 0}, nil
 }
 
-// Close closes what Open made and nothing else.
-func (s *Store) Close() {
+// Close closes what Open made and nothing else. It waits for calls under way. The
+// error is always nil.
+func (s *Store) Close() error {
 	s.closing.Do(func() {
 		if s.owned != nil {
 			s.owned.Close()
 		}
 	})
+	return nil
 }
 
 // Ping asks the database for an answer.

@@ -35,11 +35,10 @@ func (s *Store) Watch() func(ctx context.Context) (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("postgres: look for new records: %w", mend(err))
 		}
-		fresh = fresh || first || now != token
+		last := xmax
+		xmax, xip = parseSnapshot(snap)
+		fresh = fresh || first || now != token || older(xmax, last)
 		first, token = false, now
-		if xmax, xip = parseSnapshot(snap); xip == nil {
-			xip = []string{}
-		}
 		return fresh, nil
 	}
 }

@@ -27,7 +27,8 @@ type Row struct {
 type Found struct {
 	Rows   []Row
 	counts [backends.Shards]int
-	bytes  int
+	bytes  int // of payload, of the rows that are not dropped
+	kept   int
 	max    int
 }
 
@@ -44,8 +45,10 @@ func (f *Found) Full() bool { return f.max > 0 && f.bytes >= f.max }
 // Add adds a row, in the order of ids within a shard.
 func (f *Found) Add(row Row) {
 	f.counts[row.Shard]++
-	row.Drop = f.Full()
-	f.bytes += len(row.Payload)
+	if row.Drop = row.Drop || f.Full(); !row.Drop {
+		f.bytes += len(row.Payload)
+		f.kept++
+	}
 	f.Rows = append(f.Rows, row)
 }
 
@@ -201,7 +204,7 @@ func (s *State) sort(f *Found, now time.Time) Result {
 			out.Records = append(out.Records, row.Record)
 		}
 	}
-	if n := len(f.Rows); n > 0 {
+	if n := f.kept; n > 0 {
 		s.perRow = max(1, f.bytes/n, (s.perRow+f.bytes/n)/2)
 	}
 	return out
