@@ -16,7 +16,7 @@ import (
 )
 
 // limit is how long a case waits for anything.
-const limit = 30 * time.Second
+var limit = 30 * time.Second
 
 type fixture struct {
 	T

@@ -53,7 +53,7 @@ type testCase struct {
 }
 
 // limit is how long a case waits for anything.
-const limit = 20 * time.Second
+var limit = 20 * time.Second
 
 // Run runs the suite. open is called once for each case and returns a fresh
 // store, which it closes by t.Cleanup. Cases run in parallel.
