@@ -45,7 +45,7 @@ func New(store backends.Outbox, broker backends.Broker, cfg Config) (*Forwarder,
 		broker = cfg.Middleware[i](broker)
 	}
 	f := &Forwarder{
-		store: store, broker: broker, cfg: cfg, judge: judge{cfg: cfg},
+		store: store, broker: broker, cfg: cfg, judge: judge{cfg: cfg, suspects: newSuspects()},
 		log:   newLimitedLog(cfg.Logger),
 		hooks: watched{hooks: cfg.Hooks, log: cfg.Logger},
 	}

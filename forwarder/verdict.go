@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/outmill/outmill/backends"
@@ -14,7 +15,8 @@ var errNotAllowed = backends.Permanent(errors.New("the topic is not on this forw
 
 // judge turns broker answers into outcomes.
 type judge struct {
-	cfg Config
+	cfg      Config
+	suspects *suspects
 }
 
 // verdict is what one publish came to.
@@ -24,9 +26,10 @@ type verdict struct {
 	tripped  map[string]error // topics that could not be reached, with the reason
 }
 
-// judge decides on every record of a batch. othersReached says whether the
-// broker has accepted anything from elsewhere meanwhile.
-func (j judge) judge(records []backends.Record, err error, othersReached bool, outcomes []backends.Outcome) verdict {
+// judge decides on every record of a batch. before and now are how many records
+// the broker had accepted, from all workers, when the batch was sent and when it
+// was answered.
+func (j judge) judge(records []backends.Record, err error, before, now int64, outcomes []backends.Outcome) verdict {
 	failures := failuresOf(records, err)
 	v := verdict{outcomes: outcomes, reached: map[string]bool{}, tripped: map[string]error{}}
 	next := 0
@@ -38,9 +41,11 @@ func (j judge) judge(records []backends.Record, err error, othersReached bool, o
 		}
 		v.outcomes = append(v.outcomes, backends.Outcome{Record: &records[i], Action: backends.Delivered})
 		v.reached[records[i].Topic] = true
+		j.suspects.clear(records[i].Ref)
 	}
 	for _, f := range failures {
-		j.fail(&v, &records[f.Index], f, accepted || othersReached)
+		r := &records[f.Index]
+		j.fail(&v, r, f, accepted || now > before || f.State == backends.Rejected && j.suspects.again(r.Ref, now))
 	}
 	for topic := range v.reached {
 		delete(v.tripped, topic)
@@ -87,6 +92,44 @@ func (j judge) refused(r *backends.Record, err error) backends.Outcome {
 		}
 	}
 	return backends.Outcome{Record: r, Action: backends.Retry, After: j.cfg.backoff(r.Attempts), Err: err}
+}
+
+// suspects are records that failed when nothing reached the broker, with how many
+// it had accepted by then. A record that fails again although others have been
+// accepted meanwhile is itself to blame:
+//
+// 1. A bad record is alone in its worker's batch. It may be the broker: no
+// attempt is counted.
+// 2. Another worker's records are accepted.
+// 3. The bad record fails again. It was not the broker.
+type suspects struct {
+	mu   sync.Mutex
+	seen map[backends.Ref]int64
+}
+
+// maxSuspects bounds the memory of an outage; beyond it all start again.
+const maxSuspects = 100_000
+
+func newSuspects() *suspects { return &suspects{seen: map[backends.Ref]int64{}} }
+
+// again notes a failure and reports whether the record is to blame.
+func (s *suspects) again(ref backends.Ref, accepted int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, seen := s.seen[ref]
+	if len(s.seen) >= maxSuspects {
+		clear(s.seen)
+	}
+	s.seen[ref] = accepted
+	return seen && accepted > was
+}
+
+func (s *suspects) clear(ref backends.Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.seen) > 0 {
+		delete(s.seen, ref)
+	}
 }
 
 // backoff is the wait after a failed attempt that some went before.

@@ -24,10 +24,11 @@ type worker struct {
 	trouble  retryWait     // waits after failures of the store
 }
 
-// settlement is a batch that has been published, with what became of it.
+// settlement is a probe that has been answered.
 type settlement struct {
-	lease    backends.Lease
-	outcomes []backends.Outcome
+	lease   backends.Lease
+	topic   string
+	verdict verdict
 }
 
 func (f *Forwarder) newWorker(r *run, number int) *worker {
@@ -204,8 +205,7 @@ func (w *worker) probe(hard context.Context, lease backends.Lease, topic string,
 	w.probing++
 	w.run.wg.Go(func() {
 		v := w.publish(hard, records, nil)
-		w.report(v, topic)
-		w.probes <- settlement{lease: mine, outcomes: v.outcomes} // has room for all
+		w.probes <- settlement{lease: mine, topic: topic, verdict: v} // has room for all
 		w.run.pacer.wake()
 	})
 }
@@ -221,9 +221,12 @@ func (w *worker) settleProbes(hard context.Context) {
 	}
 }
 
+// settleProbe settles a probe's answer, and only then lets its topic go: read
+// before that, its records would be sent again.
 func (w *worker) settleProbe(hard context.Context, s settlement) {
 	w.probing--
-	w.settle(hard, s.lease, s.outcomes)
+	w.settle(hard, s.lease, s.verdict.outcomes)
+	w.report(s.verdict, s.topic)
 	w.run.keeper.done(s.lease)
 }
 
@@ -236,7 +239,7 @@ func (w *worker) publish(hard context.Context, records []backends.Record, outcom
 	start := time.Now()
 	err := w.callBroker(ctx, records)
 	w.hooks.published(ctx, records, time.Since(start), err)
-	v := w.judge.judge(records, err, w.accepted.Load() > before, outcomes)
+	v := w.judge.judge(records, err, before, w.accepted.Load(), outcomes)
 	var n int64
 	for _, o := range v.outcomes {
 		if o.Action == backends.Delivered {
