@@ -55,8 +55,10 @@ func outage(ctx context.Context, b *bench) error {
 		name   string
 		delays []float64
 	}{
-		{"Outmill, healthy broker", healthy}, {"Outmill, broker refusing", down},
-		{"incumbent, healthy broker", theirsUp}, {"incumbent, broker refusing", theirsDown},
+		{"Outmill, healthy broker", healthy},
+		{"Outmill, broker refusing", down},
+		{"incumbent, healthy broker", theirsUp},
+		{"incumbent, broker refusing", theirsDown},
 	} {
 		b.printf("%-58s p50 %s ms, p99 %s ms, max %s ms of %d transactions\n", x.name, number(quantile(x.delays, 0.5)),
 			number(quantile(x.delays, 0.99)), number(quantile(x.delays, 1)), len(x.delays))

@@ -146,7 +146,11 @@ func carried(f *fixture) {
 		every[i] = byte(i)
 	}
 	bodies := [][]byte{
-		every, {}, nil, {0}, []byte(`"word"`), []byte("null"), []byte("true"), []byte("12345678901234567890"),
+		every,
+		{},
+		nil,
+		{0},
+		[]byte(`"word"`), []byte("null"), []byte("true"), []byte("12345678901234567890"),
 		[]byte(`{"b":1, "a" : 2,"a":3}`), []byte("<&>"), []byte("\u2028 🦉"), bytes.Repeat([]byte{0xff, 0}, 100_000),
 	}
 	metadata := map[string]string{
