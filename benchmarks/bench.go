@@ -36,9 +36,14 @@ func newBench(ctx context.Context, o options, out io.Writer) (*bench, error) {
 	if url == "" || seeds == "" {
 		return nil, errors.New("OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS must be set: make services")
 	}
-	pool, err := pgxpool.New(ctx, url)
+	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, errors.New("OUTMILL_POSTGRES_URL cannot be used")
+	}
+	cfg.MaxConns = 16
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
 	}
 	client, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(seeds, ",")...))
 	if err != nil {

@@ -16,7 +16,7 @@ type Config struct {
 	// added, so that it need not be unique. Default: the host's name.
 	Name string
 
-	// Workers read, publish and settle side by side. Default: 2.
+	// Workers read, publish and settle side by side. Default: 4.
 	Workers int
 
 	// Batch is how many records a worker takes at a time, BatchBytes how many
@@ -27,9 +27,10 @@ type Config struct {
 	// PublishTimeout limits one call to the broker. Default: 10 s.
 	PublishTimeout time.Duration
 
-	// Lease is the term for which shards are held: how long their records wait
-	// after a forwarder has died. It must leave room for a publish, so it must be
-	// at least one and a quarter times PublishTimeout. Default: 15 s.
+	// Lease is how long records may wait for another forwarder after theirs has
+	// died: its shards are held for a little less, and another notices within what
+	// is left. It must leave room for a publish, so it must be at least one and a
+	// half times PublishTimeout. Default: 15 s.
 	Lease time.Duration
 
 	// Shutdown is how long Run may take to return once its context has ended.
@@ -94,7 +95,7 @@ func (c Config) withDefaults() Config {
 			c.Name = host
 		}
 	}
-	setDefault(&c.Workers, 2)
+	setDefault(&c.Workers, 4)
 	setDefault(&c.Batch, 1000)
 	setDefault(&c.BatchBytes, 4<<20)
 	setDefault(&c.PublishTimeout, 10*time.Second)
@@ -130,8 +131,8 @@ func (c Config) validate() error {
 	between("Batch", c.Batch >= 1 && c.Batch <= maxBatch, c.Batch, "1 to 100000")
 	between("BatchBytes", c.BatchBytes >= 1, c.BatchBytes, "1 or more")
 	between("PublishTimeout", c.PublishTimeout >= time.Millisecond, c.PublishTimeout, "1ms or more")
-	between("Lease", c.Lease >= c.PublishTimeout*5/4, c.Lease,
-		fmt.Sprintf("at least %v, one and a quarter times PublishTimeout", c.PublishTimeout*5/4))
+	between("Lease", c.Lease >= c.PublishTimeout*3/2, c.Lease,
+		fmt.Sprintf("at least %v, one and a half times PublishTimeout", c.PublishTimeout*3/2))
 	between("Shutdown", c.Shutdown >= time.Millisecond, c.Shutdown, "1ms or more")
 	between("RetryMin", c.RetryMin > 0, c.RetryMin, "more than 0")
 	between("RetryMax", c.RetryMax >= c.RetryMin, c.RetryMax, fmt.Sprintf("at least RetryMin, which is %v", c.RetryMin))
@@ -148,14 +149,14 @@ func (c Config) validate() error {
 	return errors.Join(faults...)
 }
 
+// heartbeat is how often a lease is renewed, and how often shards that another
+// forwarder has left are looked for.
+func (c Config) heartbeat() time.Duration { return max(time.Millisecond, min(c.Lease/6, time.Second)) }
+
+// term is for how long shards are held at a time: with the next heartbeat of
+// another forwarder, and half of one for what takes time, it makes a Lease.
+func (c Config) term() time.Duration { return c.Lease - c.heartbeat()*3/2 }
+
 // margin is how much longer than a publish a lease must last when one starts:
 // time for the answer to arrive and for clocks that run at unlike speeds.
-func (c Config) margin() time.Duration { return c.Lease / 15 }
-
-// heartbeat is how often a lease is renewed: often enough that between two
-// renewals a publish may always start, and never more than a second apart, so
-// that shards given back by another forwarder are soon taken.
-func (c Config) heartbeat() time.Duration {
-	slack := c.Lease - c.PublishTimeout - c.margin()
-	return max(time.Millisecond, min(c.Lease/3, slack/2, time.Second))
-}
+func (c Config) margin() time.Duration { return c.term() / 15 }

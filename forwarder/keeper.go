@@ -69,7 +69,7 @@ func (k *keeper) run(ctx context.Context) {
 func (k *keeper) beat(ctx context.Context) error {
 	call, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), storeTimeout, errHeartbeatTimeout)
 	defer cancel()
-	lease, err := k.store.Lease(call, k.owner, k.cfg.Lease)
+	lease, err := k.store.Lease(call, k.owner, k.cfg.term())
 	k.hooks.leased(ctx, lease, err)
 	if err != nil {
 		return err

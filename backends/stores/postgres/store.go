@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -34,6 +35,10 @@ var (
 	_ backends.Pinger      = (*Store)(nil)
 )
 
+// ownConns is how many connections a pool of Open's has at least, if the URL does
+// not say pool_max_conns: enough for a forwarder at its defaults.
+const ownConns = 8
+
 // Open connects to a database by URL or keyword string and makes a store of it.
 // The pool is the store's own, so call Close. It does not connect yet: the first
 // use does. An error never holds the URL.
@@ -42,6 +47,9 @@ func Open(ctx context.Context, url string, cfg Config) (*Store, error) {
 	if err != nil {
 		// The driver's text may quote parts of the URL.
 		return nil, errors.New("postgres: the URL cannot be parsed: expected postgres://user:password@host:port/database?parameters")
+	}
+	if !strings.Contains(url, "pool_max_conns") {
+		pc.MaxConns = max(pc.MaxConns, ownConns)
 	}
 	if cfg.Pooler {
 		pc.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
@@ -60,8 +68,8 @@ func Open(ctx context.Context, url string, cfg Config) (*Store, error) {
 }
 
 // New makes a store of a pool, which stays the caller's to close. It connects
-// to nothing. A forwarder needs three connections of it, and one for each
-// worker above two. With [Config.Pooler] the pool must use no named prepared
+// to nothing. A forwarder needs one connection of it for each worker, and two.
+// With [Config.Pooler] the pool must use no named prepared
 // statements.
 func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if pool == nil {
