@@ -48,6 +48,7 @@ func (s *Store) migrations() (migration.Set, error) {
 			"{{outbox}}": n.outbox, "{{sequences}}": n.sequences, "{{forwarders}}": n.forwarders, "{{shards}}": n.shards,
 			"{{parked}}": n.parked, "{{dead}}": n.dead, "{{archive}}": n.archive, "{{changes}}": n.changes,
 			"{{outbox_shard}}":      index("outbox_shard"),
+			"{{outbox_delayed}}":    index("outbox_delayed"),
 			"{{dead_aggregate}}":    index("outbox_dead_aggregate"),
 			"{{archive_delivered}}": index("outbox_archive_delivered"),
 		},
@@ -113,14 +114,17 @@ func mend(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, sql.ErrTxDone):
+	case errors.Is(err, sql.ErrTxDone), errors.Is(err, sql.ErrConnDone):
 		return fmt.Errorf("sqlite: %w: publish before the commit", backends.ErrTransactionDone)
 	case !errors.As(err, &e):
 		return err
 	}
+	if e.Code() == sqlite3.SQLITE_BUSY_SNAPSHOT {
+		return fmt.Errorf("sqlite: another transaction has written since this one began with a read, and no wait helps: roll back, and open the database with _txlock=immediate: %w", err)
+	}
 	switch e.Code() & 0xff {
 	case sqlite3.SQLITE_BUSY:
-		return fmt.Errorf("sqlite: another transaction holds the write lock: begin with _txlock=immediate and set busy_timeout: %w", err)
+		return fmt.Errorf("sqlite: another transaction held the write lock for longer than busy_timeout: keep transactions short: %w", err)
 	case sqlite3.SQLITE_READONLY:
 		return fmt.Errorf("sqlite: the database is read-only: %w", err)
 	case sqlite3.SQLITE_ERROR:

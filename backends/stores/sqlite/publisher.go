@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -27,9 +26,13 @@ type Tx interface {
 // make one for each transaction. Close does nothing.
 //
 // Publish appends all messages of a call in their order, or none: after an error
-// the transaction is as it was before the call and can go on. Calls on one
-// publisher are serialised.
-func (s *Store) Publisher(tx Tx) message.Publisher { return &publisher{store: s, tx: tx} }
+// the transaction is as it was before the call and can go on. The context of the
+// first message may keep it from beginning, and does not interrupt it. Calls for
+// one transaction are serialised, whatever publisher they are made on.
+//
+// A *sql.DB or *sql.Conn, whose statements are transactions of their own, is
+// refused by Publish.
+func (s *Store) Publisher(tx Tx) message.Publisher { return publisher{store: s, tx: tx} }
 
 // ContextPublisher returns a publisher that takes its transaction from the
 // context of each call's first message: what [WithTx] put there. Without one, or
@@ -40,25 +43,37 @@ func (s *Store) ContextPublisher() message.Publisher { return contextPublisher{s
 type publisher struct {
 	store *Store
 	tx    Tx
-	mu    sync.Mutex
+}
+
+// beginner is a handle that begins transactions and therefore is none.
+type beginner interface {
+	BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error)
 }
 
 // Publish implements message.Publisher.
-func (p *publisher) Publish(topic string, msgs ...*message.Message) error {
+func (p publisher) Publish(topic string, msgs ...*message.Message) error {
 	rows, err := records.Prepare(topic, msgs, p.store.cfg.MaxPayload)
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	if p.tx == nil {
+	if tx, ok := p.tx.(*sql.Tx); p.tx == nil || ok && tx == nil {
 		return fmt.Errorf("sqlite: the transaction is nil: %w", backends.ErrNoTransaction)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return mend(p.store.append(msgs[0].Context(), p.tx, rows))
+	if _, ok := p.tx.(beginner); ok {
+		return fmt.Errorf("sqlite: a %T is not a transaction: begin one and pass that: %w", p.tx, backends.ErrNoTransaction)
+	}
+	ctx := msgs[0].Context()
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("sqlite: publish: %w", err)
+	}
+	defer p.store.inUse.lock(p.tx)()
+	// SQLite rolls the whole transaction back when a statement of it is
+	// interrupted, and what the caller did next would commit by itself.
+	return mend(p.store.append(context.WithoutCancel(ctx), p.tx, rows))
 }
 
 // Close implements message.Publisher.
-func (p *publisher) Close() error { return nil }
+func (publisher) Close() error { return nil }
 
 type contextPublisher struct{ store *Store }
 

@@ -39,37 +39,51 @@ func (r *reader) Read(ctx context.Context, lease backends.Lease, want backends.W
 }
 
 func (r *reader) round(ctx context.Context, lease backends.Lease, want backends.Want) (scan.Result, error) {
-	if err := r.fresh(ctx); err != nil {
-		return scan.Result{}, err
-	}
-	asks := r.scan.Allot(lease, want)
+	var asks []scan.Ask
 	found := scan.NewFound(want.Limit, want.MaxBytes)
-	for _, a := range asks {
-		if a.Cut == scan.ToEnd {
-			continue
+	// One state for all of it:
+	//
+	// 1. An aggregate is parked; its records 1 and 2 are dead letters, 3 has
+	// just been appended. The counter is looked at.
+	// 2. The aggregate is requeued: 1 and 2 are back, below the cut.
+	// 3. The shard is read from its cut: 3 is no longer parked, and would go first.
+	err := r.store.read(ctx, func(c *sql.Conn) error {
+		if err := r.fresh(ctx, c); err != nil {
+			return err
 		}
-		if err := r.shard(ctx, a, want.SkipTopics, found); err != nil {
-			return scan.Result{}, err
+		asks = r.scan.Allot(lease, want)
+		for _, a := range asks {
+			if a.Cut == scan.ToEnd {
+				continue
+			}
+			if err := r.shard(ctx, c, a, want.SkipTopics, found); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return scan.Result{}, err
 	}
 	got := r.scan.Adopt(asks, found, time.Now())
 	return got, r.setAside(ctx, got.Parked)
 }
 
-// fresh finds the shards that have something new.
-func (r *reader) fresh(ctx context.Context) error {
+// fresh finds the shards that have something new. Ids that went back, in a table
+// restored or a counter reset by hand, make everything new.
+func (r *reader) fresh(ctx context.Context, c *sql.Conn) error {
 	n := r.store.names
 	var seen, changes int64
-	err := r.store.reads.QueryRowContext(ctx, `select coalesce((select max(id) from `+n.outbox+`), 0), (select n from `+n.changes+`)`).
-		Scan(&seen, &changes)
+	err := c.QueryRowContext(ctx, `select coalesce((select seq from sqlite_sequence where name = ?), 0), (select n from `+n.changes+`)`,
+		n.prefix+"outbox").Scan(&seen, &changes)
 	if err != nil {
 		return err
 	}
-	if changes != r.changes {
+	if changes != r.changes || seen < r.seen {
 		r.scan.Forget()
-		r.changes = changes
+		r.changes, r.seen = changes, seen
 	} else if seen > r.seen {
-		err = query(ctx, r.store.reads, func(scan func(...any) error) error {
+		err = query(ctx, c, func(scan func(...any) error) error {
 			var shard int
 			var lo int64
 			if err := scan(&shard, &lo); err != nil {
@@ -80,13 +94,13 @@ func (r *reader) fresh(ctx context.Context) error {
 		}, `select shard, min(id) - 1 from `+n.outbox+` where id > ? group by shard`, r.seen)
 	}
 	if err == nil {
-		r.seen = max(r.seen, seen)
+		r.seen = seen
 	}
 	return err
 }
 
 // shard reads one shard onward.
-func (r *reader) shard(ctx context.Context, a scan.Ask, skipTopics []string, found *scan.Found) error {
+func (r *reader) shard(ctx context.Context, c *sql.Conn, a scan.Ask, skipTopics []string, found *scan.Found) error {
 	n := r.store.names
 	text := `select o.id, o.message_id, o.topic, o.aggregate, o.sequence, o.payload, o.metadata, o.created_at, o.attempts,
     coalesce(o.next_attempt_at - ` + now + `, 0), ` + now + ` - o.created_at,
@@ -99,7 +113,7 @@ from ` + n.outbox + ` o where o.shard = ? and o.id > ?`
 			args = append(args, t)
 		}
 	}
-	return query(ctx, r.store.reads, func(scanRow func(...any) error) error {
+	return query(ctx, c, func(scanRow func(...any) error) error {
 		row := scan.Row{Record: backends.Record{Ref: backends.Ref{Shard: a.Shard}}}
 		var aggregate sql.NullString
 		var sequence sql.NullInt64

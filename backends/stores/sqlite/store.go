@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -65,6 +67,7 @@ type Store struct {
 	db    *sql.DB // writes
 	reads *sql.DB // the same where the caller gave the handle
 
+	inUse   inUse
 	owned   bool
 	closing sync.Once
 	closed  error
@@ -84,8 +87,13 @@ const busyTimeout = 5 * time.Second
 // Open opens a database file, makes it if it is not there, and sets it up as the
 // package's documentation says. The handles are the store's own, so call Close.
 func Open(ctx context.Context, path string, cfg Config) (*Store, error) {
-	if path == "" || path == ":memory:" {
+	switch {
+	case path == "" || path == ":memory:":
 		return nil, fmt.Errorf("sqlite: the path is %q: name a file, for an outbox in memory use the memory store", path)
+	case strings.HasPrefix(path, "file:"):
+		return nil, errors.New("sqlite: the path begins with \"file:\": pass a plain path, or open a DSN of your own with sql.Open and give the handle to New")
+	case strings.IndexByte(path, 0) >= 0:
+		return nil, errors.New("sqlite: the path holds a NUL byte")
 	}
 	db, err := sql.Open("sqlite", dsn(path, "immediate"))
 	if err != nil {
@@ -97,6 +105,7 @@ func Open(ctx context.Context, path string, cfg Config) (*Store, error) {
 		return nil, errors.Join(fmt.Errorf("sqlite: open: %w", err), db.Close())
 	}
 	reads.SetMaxOpenConns(4)
+	reads.SetMaxIdleConns(4)
 	s, err := newStore(db, reads, cfg)
 	if err == nil {
 		err = mend(db.PingContext(ctx)) // makes the file, and finds out if it cannot be
@@ -112,6 +121,7 @@ func dsn(path, begin string) string {
 	q := url.Values{"_txlock": {begin}, "_pragma": {
 		fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "journal_mode(WAL)", "synchronous(FULL)",
 	}}
+	path = filepath.Clean(path) // two slashes in front would name a host
 	return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String()
 }
 
@@ -186,23 +196,33 @@ func (s *Store) Check(ctx context.Context) error {
 
 // write runs a transaction on the write connection. It takes the write lock when
 // it begins, whatever the handle's own way is.
-func (s *Store) write(ctx context.Context, do func(*sql.Conn) error) (err error) {
-	conn, err := s.db.Conn(ctx)
+func (s *Store) write(ctx context.Context, do func(*sql.Conn) error) error {
+	return transact(ctx, s.db, "begin immediate", do)
+}
+
+// read runs a transaction that sees one state of the database throughout.
+func (s *Store) read(ctx context.Context, do func(*sql.Conn) error) error {
+	return transact(ctx, s.reads, "begin deferred", do)
+}
+
+func transact(ctx context.Context, db *sql.DB, begin string, do func(*sql.Conn) error) (err error) {
+	conn, err := db.Conn(ctx)
 	if err != nil {
 		return mend(err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	if _, err := conn.ExecContext(ctx, "begin immediate"); err != nil {
-		return mend(err)
+	// When ctx ends at the wrong moment, a begin that took effect gives an error
+	// too. The connection is the application's as well: nothing may stay open.
+	whole := context.WithoutCancel(ctx)
+	_, err = conn.ExecContext(ctx, begin)
+	if err == nil {
+		err = do(conn)
 	}
-	if err := do(conn); err != nil {
-		// The connection is the application's too: nothing may stay open on it.
-		_, rollback := conn.ExecContext(context.WithoutCancel(ctx), "rollback")
-		return errors.Join(mend(err), rollback)
+	if err == nil {
+		_, err = conn.ExecContext(whole, "commit")
 	}
-	if _, err := conn.ExecContext(context.WithoutCancel(ctx), "commit"); err != nil {
-		_, rollback := conn.ExecContext(context.WithoutCancel(ctx), "rollback")
-		return errors.Join(mend(err), rollback)
+	if err != nil {
+		_, _ = conn.ExecContext(whole, "rollback") // fails where there is nothing to roll back
 	}
-	return nil
+	return mend(err)
 }

@@ -51,7 +51,7 @@ func (s Set) Compare(have int64) error {
 
 // Up applies what is missing. The caller holds whatever lock keeps two of them
 // apart. A database of a newer version than the set is left as it is, and that
-// is an error.
+// is [backends.ErrSchema].
 func (s Set) Up(ctx context.Context, db *sql.DB) error {
 	p, err := s.provider(db)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s Set) Up(ctx context.Context, db *sql.DB) error {
 	case err != nil:
 		return fmt.Errorf("read the version of the tables: %w", err)
 	case have > latest:
-		return fmt.Errorf("the tables have version %d, this program knows versions up to %d: use a newer program", have, latest)
+		return s.Compare(have)
 	}
 	if _, err := p.Up(ctx); err != nil {
 		return fmt.Errorf("migrate: %w", err)

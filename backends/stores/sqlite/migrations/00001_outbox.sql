@@ -15,6 +15,7 @@ create table {{outbox}} (
     last_error      text
 );
 create index {{outbox_shard}} on {{outbox}} (shard, id);
+create index {{outbox_delayed}} on {{outbox}} (next_attempt_at) where next_attempt_at is not null;
 
 create table {{sequences}} (
     topic     text    not null,
