@@ -212,6 +212,27 @@ func (s *State) SkipAggregates() []string {
 	return names
 }
 
+// Accounts reports whether memory accounts for a row that was visible to the last
+// read and is not settled: the invariant, which the stores' tests check.
+func (s *State) Accounts(ref backends.Ref, aggregate, topic string) bool {
+	if _, owned := s.owned[ref.Shard]; !owned || ref.ID > s.cut[ref.Shard] {
+		return true
+	}
+	if _, inHand := s.hand[ref]; inHand {
+		return true
+	}
+	h := &s.holds[ref.Shard]
+	if slices.Contains(s.topics, topic) && h.topics < ref.ID {
+		return true
+	}
+	if aggregate == "" {
+		_, held := h.records[ref.ID]
+		return held
+	}
+	a, held := h.aggregates[aggregate]
+	return held && a.low < ref.ID
+}
+
 // sweepEvery is how often one shard is read from its start although memory says
 // that there is nothing: a net below the algorithm.
 const sweepEvery = time.Second
