@@ -3,21 +3,22 @@
 # usage: pgbouncer.sh [start | stop | status | install | wipe | crash]
 # Prints OUTMILL_PGBOUNCER_ADDR and OUTMILL_PGBOUNCER_URL.
 # OUTMILL_PGBOUNCER_PORT (16432), OUTMILL_PGBOUNCER_SUITE (trixie = 1.24),
-# OUTMILL_PGBOUNCER_POOL (4 sessions for each database), OUTMILL_POSTGRES_PORT (15432: the
-# server behind it, which may start later), OUTMILL_PGBOUNCER_ARGS (more options).
+# OUTMILL_PGBOUNCER_POOL (50: sessions for each database, at most), OUTMILL_POSTGRES_PORT
+# (15432: the server behind it, which may start later), OUTMILL_PGBOUNCER_ARGS (more options).
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 PORT=${OUTMILL_PGBOUNCER_PORT:-16432}
 SERVER=${OUTMILL_POSTGRES_PORT:-15432}
-POOL=${OUTMILL_PGBOUNCER_POOL:-4}
+POOL=${OUTMILL_PGBOUNCER_POOL:-50}
 SETTINGS="$SERVER $POOL"
 unprivileged
 RUN=$SVC_HOME/run/$SVC-$PORT
 
 install() { prefix pgbouncer "${OUTMILL_PGBOUNCER_SUITE:-trixie}" pgbouncer; }
 
-# conf: few sessions, so that clients really share them, and no help with named
-# prepared statements: that is how such a pool treats a client which relies on a session.
+# conf: each transaction goes to the next of at least four sessions and named prepared
+# statements get no help, so that whatever relies on a session fails. The upper limit is
+# high: tests that hold one transaction and wait for a second would block each other.
 conf() {
 	cat <<-EOT
 		[databases]
@@ -31,6 +32,9 @@ conf() {
 		admin_users = postgres
 		pool_mode = transaction
 		default_pool_size = $POOL
+		min_pool_size = 4
+		server_round_robin = 1
+		query_wait_timeout = 30
 		max_prepared_statements = 0
 		max_client_conn = 1000
 		server_idle_timeout = 30
