@@ -23,6 +23,7 @@ import (
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/brokers/pubsub"
 	"github.com/outmill/outmill/backends/stores/sqlite"
+	"github.com/outmill/outmill/examples/internal/shop"
 	"github.com/outmill/outmill/forwarder"
 )
 
@@ -31,14 +32,14 @@ const topic = "orders"
 func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if err := run(ctx, os.Stdout, story{orders: 1000, clerks: 8, customers: 50}); err != nil {
+	if err := run(ctx, os.Stdout, shop.Story{Orders: 1000, Clerks: 8, Customers: 50}); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
 		os.Exit(1)
 	}
 }
 
 // run tells the story and returns an error if the books do not agree.
-func run(ctx context.Context, out io.Writer, s story) error {
+func run(ctx context.Context, out io.Writer, s shop.Story) error {
 	dir, err := os.MkdirTemp("", "outmill-quickstart-")
 	if err != nil {
 		return err
@@ -60,7 +61,7 @@ func run(ctx context.Context, out io.Writer, s story) error {
 
 	// The consumer: an ordinary Watermill router with an ordinary handler.
 	channel := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
-	books := newBooks(s)
+	books := shop.NewBooks(s)
 	stopRouter, err := startHandler(ctx, channel, books)
 	if err != nil {
 		return err
@@ -73,57 +74,57 @@ func run(ctx context.Context, out io.Writer, s story) error {
 		return err
 	}
 
-	say := newTeller(out)
-	say.line("An order service places %d orders for %d customers, in transactions.", s.orders, s.customers)
+	say := shop.NewTeller(out)
+	say.Line("An order service places %d orders for %d customers, in transactions.", s.Orders, s.Customers)
 	started := time.Now()
-	orders := startClerks(s, func(o order) error { return placeOrder(ctx, store, o, books) })
+	orders := shop.StartClerks(s, func(o shop.Order) error { return placeOrder(ctx, store, o, books) })
 
-	if err := forwardUntilItDies(ctx, store, broker, s, books, say); err != nil {
+	if err := forwardUntilItDies(ctx, store, broker, s.Orders/3, say); err != nil {
 		return err
 	}
-	if err := forwardTheRest(ctx, store, broker, orders, books, say); err != nil {
+	if err := forwardTheRest(ctx, store, broker, orders, say); err != nil {
 		return err
 	}
-	return books.compare(say, time.Since(started))
+	return books.Compare(say, time.Since(started))
 }
 
 // placeOrder is what this is all about: the order and its event in one
 // transaction. Some customers change their minds before the commit.
-func placeOrder(ctx context.Context, store *sqlite.Store, o order, books *books) error {
+func placeOrder(ctx context.Context, store *sqlite.Store, o shop.Order, books *shop.Books) error {
 	tx, err := store.DB().BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // after a commit it does nothing
 
-	if _, err := tx.ExecContext(ctx, `insert into orders (id, customer) values (?, ?)`, o.id, o.customer); err != nil {
+	if _, err := tx.ExecContext(ctx, `insert into orders (id, customer) values (?, ?)`, o.ID, o.Customer); err != nil {
 		return err
 	}
-	msg := message.NewMessage(watermill.NewUUID(), fmt.Appendf(nil, `{"order": %d}`, o.id))
-	backends.SetAggregate(msg, o.customer)
+	msg := message.NewMessage(watermill.NewUUID(), fmt.Appendf(nil, `{"order": %d}`, o.ID))
+	backends.SetAggregate(msg, o.Customer)
 	if err := store.Publisher(tx).Publish(topic, msg); err != nil {
 		return err
 	}
 
-	if o.cancelled {
-		books.rolledBack(msg.UUID)
+	if o.Cancelled {
+		books.RolledBack(msg.UUID)
 		return tx.Rollback()
 	}
 	if err := tx.Commit(); err != nil {
 		return err
 	}
-	books.committed(msg.UUID, o)
+	books.Committed(msg.UUID, o)
 	return nil
 }
 
 // startHandler receives the events.
-func startHandler(ctx context.Context, channel *gochannel.GoChannel, books *books) (stop func(), err error) {
+func startHandler(ctx context.Context, channel *gochannel.GoChannel, books *shop.Books) (stop func(), err error) {
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	if err != nil {
 		return nil, err
 	}
 	router.AddConsumerHandler("ship-orders", topic, channel, func(msg *message.Message) error {
-		books.received(msg)
+		books.Received(msg)
 		return nil
 	})
 	go func() { _ = router.Run(ctx) }() // ends with Close
@@ -133,33 +134,33 @@ func startHandler(ctx context.Context, channel *gochannel.GoChannel, books *book
 
 // forwardUntilItDies runs a forwarder whose process, so to say, is killed: the
 // broker has accepted a batch, and nobody is left to record that.
-func forwardUntilItDies(ctx context.Context, store *sqlite.Store, broker backends.Broker, s story, books *books, say *teller) error {
+func forwardUntilItDies(ctx context.Context, store *sqlite.Store, broker backends.Broker, after int, say *shop.Teller) error {
 	ctx, kill := context.WithCancel(ctx)
 	defer kill()
-	dying := &dyingStore{Store: store, kill: kill, after: s.orders / 3, settled: books.settledByFirst}
+	dying := &shop.Dying{Outbox: store, Kill: kill, After: after}
 	fwd, err := forwarder.New(dying, broker, config())
 	if err != nil {
 		return err
 	}
-	if err := fwd.Run(ctx); err != nil && !errors.Is(err, errDied) {
+	if err := fwd.Run(ctx); err != nil && !errors.Is(err, shop.ErrDied) {
 		return err
 	}
-	say.line("Forwarder 1 was killed after %d records, with a batch sent and not recorded.", books.settledByFirst.Load())
+	say.Line("Forwarder 1 was killed after %d records, with a batch sent and not recorded.", dying.Settled.Load())
 	return nil
 }
 
 // forwardTheRest runs a second forwarder until everything has come.
-func forwardTheRest(ctx context.Context, store *sqlite.Store, broker backends.Broker, orders *clerks, books *books, say *teller) error {
+func forwardTheRest(ctx context.Context, store *sqlite.Store, broker backends.Broker, orders *shop.Clerks, say *shop.Teller) error {
 	fwd, err := forwarder.New(store, broker, config())
 	if err != nil {
 		return err
 	}
-	say.line("Forwarder 2 takes over.")
+	say.Line("Forwarder 2 takes over.")
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	done := make(chan error, 1)
 	go func() { done <- fwd.Run(ctx) }()
-	err = orders.wait(ctx)
+	err = orders.Wait(ctx)
 	if err == nil {
 		err = emptied(ctx, store)
 	}
@@ -189,6 +190,3 @@ func config() forwarder.Config {
 		Logger: slog.New(slog.DiscardHandler),
 	}
 }
-
-// errDied is what the store of the first forwarder answers from its death on.
-var errDied = errors.New("the process is dead")

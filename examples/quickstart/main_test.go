@@ -6,11 +6,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/outmill/outmill/examples/internal/shop"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var small = story{orders: 300, clerks: 4, customers: 20}
+var small = shop.Story{Orders: 300, Clerks: 4, Customers: 20}
 
 func TestQuickstart_TheBooksAgree(t *testing.T) {
 	var out strings.Builder
@@ -28,7 +30,7 @@ func TestQuickstart_TheBooksAgree(t *testing.T) {
 // A verdict that cannot be bad is worth nothing.
 func TestQuickstart_TellsWhenTheyDoNot(t *testing.T) {
 	lose, swap := small, small
-	lose.lose, swap.swap = true, true
+	lose.Lose, swap.Swap = true, true
 	var out strings.Builder
 	require.ErrorContains(t, run(t.Context(), &out, lose), "1 missing")
 	require.Contains(t, out.String(), "missing            1   WRONG")
