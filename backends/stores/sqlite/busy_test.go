@@ -221,5 +221,5 @@ func TestCancel_PublishIsAllOrNothing(t *testing.T) {
 	var orders int
 	require.NoError(t, s.DB().QueryRowContext(t.Context(), "select count(*) from orders").Scan(&orders))
 	require.Equal(t, 100, orders)
-	require.Len(t, drain(t, s), 30*whole)
+	require.Equal(t, 30*whole, len(drain(t, s))) // the list itself says little
 }

@@ -138,8 +138,11 @@ func (s *State) held(ref backends.Ref, aggregate string, now time.Time) bool {
 		until, ok := h.records[ref.ID]
 		return ok && now.Before(until)
 	}
+	// An aggregate is held until expire lets it go, also when its time comes
+	// between two rounds of a read: what was left out in the first is below the
+	// cut of the second, and what follows it would go first.
 	a, ok := h.aggregates[aggregate]
-	if !ok || !now.Before(a.until) {
+	if !ok {
 		return false
 	}
 	if a.low >= ref.ID {
