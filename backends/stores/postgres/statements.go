@@ -9,6 +9,7 @@ type statements struct {
 	read, token, newToken string // read.go
 	settle                settleStatements
 	lease                 leaseStatements
+	backlog               backlogStatements
 	watch                 string
 }
 
@@ -23,6 +24,7 @@ func newStatements(n names) statements {
 		newToken: `insert into ` + n.incarnation + ` default values on conflict do nothing`,
 		settle:   newSettleStatements(n),
 		lease:    newLeaseStatements(n),
+		backlog:  newBacklogStatements(n),
 		watch:    watchStatement(n),
 	}
 }

@@ -23,6 +23,31 @@ func newRandomWorld(t *testing.T, budget int, sequences Sequences) *randomWorld 
 	t.Helper()
 	cfg, err := pgxpool.ParseConfig(testenv.Server(t, testenv.PostgresURL))
 	require.NoError(t, err)
+	return worldAt(t, cfg, budget, sequences)
+}
+
+// ownDatabase makes a database, in which nobody else's snapshot keeps dead rows.
+func ownDatabase(t *testing.T) *pgxpool.Config {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(testenv.Server(t, testenv.PostgresURL))
+	require.NoError(t, err)
+	name := "w_" + strings.ToLower(rand.Text()[:12])
+	admin, err := pgx.ConnectConfig(t.Context(), cfg.ConnConfig.Copy())
+	require.NoError(t, err)
+	_, err = admin.Exec(t.Context(), "create database "+name)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		_, err := admin.Exec(ctx, "drop database "+name+" with (force)")
+		require.NoError(t, err)
+		require.NoError(t, admin.Close(ctx))
+	})
+	cfg.ConnConfig.Database = name
+	return cfg
+}
+
+func worldAt(t *testing.T, cfg *pgxpool.Config, budget int, sequences Sequences) *randomWorld {
+	t.Helper()
 	cfg.MaxConns = 40
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
