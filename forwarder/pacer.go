@@ -35,6 +35,7 @@ func (p *pacer) run(ctx context.Context) {
 		return
 	}
 	wait := retryWait{}
+	hinted := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -49,14 +50,29 @@ func (p *pacer) run(ctx context.Context) {
 			p.log.warn(ctx, "the store could not be asked for new records", err)
 			sleep(ctx, wait.next())
 		case hint:
+			hinted = time.Now()
 			p.wake()
 		}
 		if err == nil {
 			wait = retryWait{}
 		}
-		sleep(ctx, p.every)
+		sleep(ctx, p.pause(time.Since(hinted)))
 		p.ask()
 	}
+}
+
+// How a long silence is met: what has been quiet for a while may wait a little
+// longer to be noticed, and costs much less until then.
+const (
+	quietAfter = time.Second
+	quietPace  = 4 // times PollMin
+)
+
+func (p *pacer) pause(silence time.Duration) time.Duration {
+	if silence > quietAfter {
+		return quietPace * p.every
+	}
+	return p.every
 }
 
 // ask puts a token in wanted if someone waits.
