@@ -3,6 +3,7 @@ package sqlite_test
 import (
 	"context"
 	"database/sql"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -15,7 +16,12 @@ import (
 	"github.com/outmill/outmill/backends/storetest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if part := os.Getenv(childPart); part != "" {
+		os.Exit(child(part, os.Getenv(childPath)))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 type store struct{ *sqlite.Store }
 

@@ -14,12 +14,20 @@ import (
 
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/stores/sqlite"
+	"github.com/outmill/outmill/internal/testenv"
 )
 
-const (
-	worldAggregates = 6
-	worldMessages   = 120 // of each
-)
+const worldAggregates = 6
+
+// worldMessages is how many each aggregate gets.
+func worldMessages() int {
+	if testenv.Long() {
+		return 600
+	}
+	return 48
+}
+
+const worldLimit = 5 * time.Minute
 
 // world is what owners, writers and an operator do at once, and what was heard
 // of each aggregate.
@@ -34,7 +42,7 @@ type world struct {
 // operator requeues in the middle of reads.
 func TestWorld_OrderOutlivesEverything(t *testing.T) {
 	w := &world{store: open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{}), heard: map[string][]int64{}}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), worldLimit)
 	defer cancel()
 	var writers, others sync.WaitGroup
 	fail := make(chan error, 16)
@@ -53,8 +61,8 @@ func TestWorld_OrderOutlivesEverything(t *testing.T) {
 	for _, owner := range []string{"a", "b"} {
 		spawn(&others, func(ctx context.Context) error { return w.forward(ctx, owner) })
 	}
-	require.Eventually(t, func() bool { return ctx.Err() != nil || w.count() >= worldAggregates*worldMessages },
-		time.Minute, 5*time.Millisecond, "not everything was delivered")
+	require.Eventually(t, func() bool { return ctx.Err() != nil || w.count() >= worldAggregates*worldMessages() },
+		worldLimit, 5*time.Millisecond, "not everything was delivered")
 	cancel()
 	writers.Wait()
 	others.Wait()
@@ -63,7 +71,7 @@ func TestWorld_OrderOutlivesEverything(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for i := range worldAggregates {
-		want := make([]int64, worldMessages)
+		want := make([]int64, worldMessages())
 		for j := range want {
 			want[j] = int64(j + 1)
 		}
@@ -82,7 +90,7 @@ func (w *world) count() (n int) {
 
 // write appends its third of each aggregate's messages, some in vain first.
 func (w *world) write(ctx context.Context, writer int) error {
-	for i := range worldMessages / 3 {
+	for i := range worldMessages() / 3 {
 		for a := range worldAggregates {
 			tx, err := w.store.DB().BeginTx(ctx, nil)
 			if err != nil {
@@ -112,6 +120,9 @@ func (w *world) operate(ctx context.Context) error {
 		parked, err := w.store.Parked(ctx, "", 10)
 		if err != nil {
 			return err
+		}
+		if len(parked) == 0 {
+			<-time.After(100 * time.Microsecond)
 		}
 		for _, p := range parked {
 			if _, err := w.store.Requeue(ctx, backends.DeadTarget{Aggregate: p.Aggregate}); err != nil {
@@ -147,6 +158,7 @@ func (w *world) forward(ctx context.Context, owner string) error {
 func (w *world) turn(ctx context.Context, reader backends.Reader, lease backends.Lease) error {
 	got, err := reader.Read(ctx, lease, backends.Want{Limit: 1 + rand.IntN(20)})
 	if err != nil || len(got) == 0 {
+		<-time.After(time.Millisecond)
 		return err
 	}
 	stopped := map[string]bool{}
