@@ -64,6 +64,9 @@ func (s *Store) Watch() func(ctx context.Context) (bool, error) {
 
 // Purge implements [backends.Purger].
 func (s *Store) Purge(ctx context.Context, limit int) (int, error) {
+	if limit <= 0 {
+		return 0, fmt.Errorf("sqlite: purge: the limit is %d, allowed is 1 or more", limit)
+	}
 	if s.cfg.Retention == 0 {
 		return 0, nil
 	}

@@ -31,6 +31,7 @@ func stranger(t *testing.T, path, query string) *sql.DB {
 // appends, leases, reads, settles and retries all the while, and nobody is told
 // that the database is busy.
 func TestBusy_AWaitIsNoError(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "x.db")
 	s := open(t, path, sqlite.Config{Retention: time.Hour})
 	holder := stranger(t, path, "_txlock=immediate&_pragma=busy_timeout(5000)")
@@ -120,6 +121,7 @@ func only(got []string, aggregate string) (out []string) {
 // A transaction that began with a read cannot write once another has: no wait
 // helps, and the error says what does. The store itself never begins like that.
 func TestBusy_ADeferredTransactionIsToldWhatToDo(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "x.db")
 	open(t, path, sqlite.Config{})
 	deferred := stranger(t, path, "_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)")
@@ -143,6 +145,7 @@ func TestBusy_ADeferredTransactionIsToldWhatToDo(t *testing.T) {
 }
 
 func TestBusy_TheWaitHasALimitAndEndsWithItsContext(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "x.db")
 	s := open(t, path, sqlite.Config{})
 	publish(t, s, msg("x", "1"))
@@ -168,6 +171,7 @@ func TestBusy_TheWaitHasALimitAndEndsWithItsContext(t *testing.T) {
 
 // Whenever a context ends, the one connection is left as it should be.
 func TestCancel_AtAnyMomentLeavesNothingOpen(t *testing.T) {
+	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{})
 	w := newWorker(t, s)
 	var got []string
@@ -192,6 +196,7 @@ func TestCancel_AtAnyMomentLeavesNothingOpen(t *testing.T) {
 
 // A message's context that ends during Publish must not cost the transaction.
 func TestCancel_PublishIsAllOrNothing(t *testing.T) {
+	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{})
 	_, err := s.DB().ExecContext(t.Context(), "create table orders (n integer)")
 	require.NoError(t, err)

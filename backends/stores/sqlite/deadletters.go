@@ -13,6 +13,9 @@ import (
 
 // Parked implements [backends.DeadLetters].
 func (s *Store) Parked(ctx context.Context, after string, limit int) ([]backends.ParkedAggregate, error) {
+	if limit <= 0 {
+		return nil, fmt.Errorf("sqlite: list parked aggregates: the limit is %d, allowed is 1 or more", limit)
+	}
 	var out []backends.ParkedAggregate
 	err := query(ctx, s.reads, func(scan func(...any) error) error {
 		var p backends.ParkedAggregate
@@ -36,6 +39,9 @@ from `+s.names.parked+` p where aggregate > ? order by aggregate limit ?`, after
 func (s *Store) Dead(ctx context.Context, f backends.DeadFilter) ([]backends.DeadLetter, error) {
 	if f.Limit == 0 {
 		f.Limit = 100
+	}
+	if f.Limit < 0 {
+		return nil, fmt.Errorf("sqlite: list dead letters: Limit is %d, allowed is 0 or more", f.Limit)
 	}
 	var out []backends.DeadLetter
 	err := query(ctx, s.reads, func(scan func(...any) error) error {

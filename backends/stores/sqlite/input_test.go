@@ -25,6 +25,7 @@ func msg(aggregate, name string) *message.Message {
 }
 
 func TestOpen_RefusesWhatIsNoPathToADatabase(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	garbage := filepath.Join(dir, "garbage.db")
 	require.NoError(t, os.WriteFile(garbage, []byte(strings.Repeat("this is no database ", 100)), 0o600))
@@ -47,6 +48,7 @@ func TestOpen_RefusesWhatIsNoPathToADatabase(t *testing.T) {
 }
 
 func TestOpen_TakesEveryPath(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for _, path := range []string{
 		"/" + filepath.Join(dir, "two slashes.db"), filepath.Join(dir, "a&b=c;d.db"), filepath.Join(dir, "100%41.db"),
@@ -59,6 +61,7 @@ func TestOpen_TakesEveryPath(t *testing.T) {
 }
 
 func TestConfig_NamesEveryFaultAtOnce(t *testing.T) {
+	t.Parallel()
 	cfg := sqlite.Config{Prefix: "Shop-", MaxPayload: -1, Retention: -time.Second, Sequences: 7}
 	_, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "x.db"), cfg)
 	for _, field := range []string{"Prefix", "MaxPayload", "Retention", "Sequences"} {
@@ -69,6 +72,7 @@ func TestConfig_NamesEveryFaultAtOnce(t *testing.T) {
 }
 
 func TestClose_LeavesAHandleThatWasGiven(t *testing.T) {
+	t.Parallel()
 	owner := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{})
 	s, err := sqlite.New(owner.DB(), sqlite.Config{})
 	require.NoError(t, err)
@@ -79,6 +83,7 @@ func TestClose_LeavesAHandleThatWasGiven(t *testing.T) {
 }
 
 func TestCheck_SaysWhatToSet(t *testing.T) {
+	t.Parallel()
 	for pragmas, want := range map[string]string{
 		"?_pragma=journal_mode(WAL)":                            "set it to 5000",
 		"?_pragma=busy_timeout(5000)":                           "set it to wal",
@@ -95,6 +100,7 @@ func TestCheck_SaysWhatToSet(t *testing.T) {
 
 // A row that is not appended must be heard of, or the caller commits without it.
 func TestPublish_EveryFailureReachesTheCaller(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "x.db")
 	s := open(t, path, sqlite.Config{})
 	other, err := sqlite.New(s.DB(), sqlite.Config{Prefix: "other_"})
@@ -141,6 +147,7 @@ func TestPublish_EveryFailureReachesTheCaller(t *testing.T) {
 
 // Four statements are needed; the last is refused.
 func TestPublish_ALateFailureLeavesNoPart(t *testing.T) {
+	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{})
 	_, err := s.DB().ExecContext(t.Context(), `create trigger refuse before insert on outbox when new.message_id = 'bad'
 begin select raise(abort, 'refused'); end`)
@@ -160,6 +167,7 @@ begin select raise(abort, 'refused'); end`)
 }
 
 func TestContextPublisher_KnowsItsStore(t *testing.T) {
+	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{})
 	other := open(t, filepath.Join(t.TempDir(), "y.db"), sqlite.Config{})
 	tx, err := s.DB().BeginTx(t.Context(), nil)
@@ -177,6 +185,7 @@ func TestContextPublisher_KnowsItsStore(t *testing.T) {
 }
 
 func TestMigrationSQL_IsWhatMigrateDoes(t *testing.T) {
+	t.Parallel()
 	printer := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{Prefix: "shop_"})
 	text, err := printer.MigrationSQL()
 	require.NoError(t, err)
@@ -195,6 +204,7 @@ func TestMigrationSQL_IsWhatMigrateDoes(t *testing.T) {
 
 // Ids that went back are not taken for old ones.
 func TestRead_AfterIdsWentBack(t *testing.T) {
+	t.Parallel()
 	s := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{})
 	w := newWorker(t, s)
 	changed := s.Watch()
@@ -209,6 +219,40 @@ func TestRead_AfterIdsWentBack(t *testing.T) {
 		require.True(t, hint)
 		require.Equal(t, []string{fmt.Sprintf("x/%d %d", i+1, i)}, w.drain())
 	}
+}
+
+// SQLite takes a limit below 0 for none.
+func TestLimits_MustBeLimits(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{Retention: time.Hour})
+	w := newWorker(t, s)
+	_, read := w.reader.Read(t.Context(), w.lease, backends.Want{Limit: -1})
+	_, parked := s.Parked(t.Context(), "", -1)
+	_, dead := s.Dead(t.Context(), backends.DeadFilter{Limit: -1})
+	_, purge := s.Purge(t.Context(), -1)
+	for _, err := range []error{read, parked, dead, purge} {
+		require.ErrorContains(t, err, "imit is -1")
+	}
+}
+
+// What is kept is kept for its time, is removed in steps, and nothing else is.
+func TestPurge_RemovesOnlyWhatIsPastItsTime(t *testing.T) {
+	t.Parallel()
+	s := open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{Retention: time.Hour})
+	publish(t, s, msg("x", "1"), msg("x", "2"), msg("x", "3"))
+	drain(t, s)
+	publish(t, s, msg("x", "4"))
+	n, err := s.Purge(t.Context(), 10)
+	require.NoError(t, err)
+	require.Zero(t, n)
+	_, err = s.DB().ExecContext(t.Context(), "update outbox_archive set delivered_at = delivered_at - 3600000000")
+	require.NoError(t, err)
+	for _, want := range []int{2, 1, 0} {
+		n, err = s.Purge(t.Context(), 2)
+		require.NoError(t, err)
+		require.Equal(t, want, n)
+	}
+	require.Equal(t, []string{"x/4 4"}, drain(t, s))
 }
 
 func schema(t *testing.T, s *sqlite.Store) (out []string) {

@@ -64,7 +64,7 @@ func childAppend(ctx context.Context, s *sqlite.Store) error {
 		if i%7 == 0 {
 			err = tx.Rollback()
 		} else if err = tx.Commit(); err == nil {
-			fmt.Printf("%s\n%s\n", aggregate, aggregate)
+			_, err = fmt.Fprintf(os.Stdout, "%s\n%s\n", aggregate, aggregate)
 		}
 		if err != nil {
 			return err
@@ -114,7 +114,9 @@ func childHang(ctx context.Context, s *sqlite.Store) error {
 	if err := s.Publisher(tx).Publish("t", msg("x", "never"), msg("y", "never")); err != nil {
 		return err
 	}
-	fmt.Println("appended")
+	if _, err := fmt.Fprintln(os.Stdout, "appended"); err != nil {
+		return err
+	}
 	<-ctx.Done()
 	return ctx.Err()
 }
@@ -162,6 +164,7 @@ func (p *process) rest() (rest []string) {
 // Two processes append to the same aggregates while others forward, each killed
 // after a while. All four make the tables, at once.
 func TestProcesses_AppendAndForwardAndDie(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "x.db")
 	appenders := []*process{start(t, "append", path), start(t, "append", path)}
 	committed := make(chan []string, len(appenders))
@@ -226,6 +229,7 @@ func lease(t *testing.T, s *sqlite.Store, owner string) backends.Lease {
 }
 
 func TestProcesses_KilledInATransactionLeaveNothing(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "x.db")
 	s := open(t, path, sqlite.Config{})
 	publish(t, s, msg("x", "1"))
@@ -246,6 +250,7 @@ func TestProcesses_KilledInATransactionLeaveNothing(t *testing.T) {
 
 // Everyone makes the tables at once.
 func TestProcesses_MigrateTogether(t *testing.T) {
+	t.Parallel()
 	for range 5 {
 		path := filepath.Join(t.TempDir(), "x.db")
 		stores := make([]*sqlite.Store, 6)

@@ -24,7 +24,7 @@ func worldMessages() int {
 	if testenv.Long() {
 		return 600
 	}
-	return 48
+	return 24
 }
 
 const worldLimit = 5 * time.Minute
@@ -41,6 +41,7 @@ type world struct {
 // hands, and every aggregate is still delivered once, from first to last. The
 // operator requeues in the middle of reads.
 func TestWorld_OrderOutlivesEverything(t *testing.T) {
+	t.Parallel()
 	w := &world{store: open(t, filepath.Join(t.TempDir(), "x.db"), sqlite.Config{}), heard: map[string][]int64{}}
 	ctx, cancel := context.WithTimeout(t.Context(), worldLimit)
 	defer cancel()
