@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"testing"
@@ -99,8 +100,9 @@ func TestFailure_AttemptsAreCountedAndRetriesNotOvertaken(t *testing.T) {
 			w.publish("t", "y", strconv.Itoa(i))
 			w.after(time.Second)
 		}
-		// The first failures may be the broker's, and are not counted.
-		require.LessOrEqual(w, tries, 12)
+		// Failures with nothing accepted between may be the broker's. They are not
+		// counted, and the breaker paces them.
+		require.LessOrEqual(w, tries, 40)
 		require.Empty(w, w.broker.got("x"), "a later record overtook the failed one")
 		dead := w.dead()
 		require.Len(w, dead, 3)
@@ -170,7 +172,7 @@ func TestFailure_AHangingTopicStopsOnlyItself(t *testing.T) {
 		hang := true
 		w.broker.hook = nil
 		b := &byTopic{fake: w.broker, hang: &hang}
-		f, err := forwarder.New(w.store, b, forwarder.Config{Workers: 1})
+		f, err := forwarder.New(w.store, b, forwarder.Config{Workers: 1, Logger: slog.New(slog.DiscardHandler)})
 		require.NoError(w, err)
 		ctx, stop := context.WithCancel(w.Context())
 		done := make(chan error, 1)
