@@ -2,33 +2,44 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/outmill/outmill/backends/stores/postgres"
 )
 
-// appendTransactions is how many transactions each side of a pair makes.
-const appendTransactions = 1500
-
-// appending compares transactions that differ in one statement: the business row
-// is the same, and then there is a publisher or an INSERT of the same columns.
+// appending compares transactions that differ in one statement: each writes a
+// business row, and then publishes or makes an INSERT of the same columns into a
+// plain table. The INSERT's sequence is a constant: the publisher's is allotted.
 func appending(ctx context.Context, b *bench) error {
-	for _, c := range []struct{ connections, records int }{{1, 1}, {8, 1}, {8, 10}} {
-		if err := b.appendPair(ctx, c.connections, c.records); err != nil {
+	for _, c := range []struct {
+		driver               string
+		connections, records int
+	}{{"pgx", 1, 1}, {"pgx", 8, 1}, {"pgx", 8, 10}, {"database/sql", 1, 1}, {"database/sql", 8, 1}} {
+		if err := b.appendPair(ctx, c.driver, c.connections, c.records); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (b *bench) appendPair(ctx context.Context, connections, records int) error {
-	schema := newSchema()
+// pair is the two sides of a comparison.
+type pair struct {
+	b       *bench
+	store   *postgres.Store
+	schema  string
+	db      *sql.DB
+	records int
+}
+
+func (b *bench) appendPair(ctx context.Context, driver string, connections, records int) error {
+	schema := b.newSchema()
 	s, drop, err := b.store(ctx, postgres.Config{Schema: schema})
 	if err != nil {
 		return err
@@ -39,67 +50,133 @@ create table `+schema+`.handmade (id bigint generated always as identity primary
     aggregate text, sequence bigint, payload bytea not null, metadata json not null, created_at timestamptz not null default now())`); err != nil {
 		return err
 	}
-	publish := func(tx pgx.Tx) error {
-		return s.Publisher(tx).Publish("orders", messages(rand.IntN(aggregates), records)...)
+	p := &pair{b: b, store: s, schema: schema, records: records}
+	publish, byHand := p.publish, p.insert
+	if driver != "pgx" {
+		p.db = stdlib.OpenDBFromPool(b.pool)
+		p.db.SetMaxIdleConns(0) // it borrows the pool's
+		defer func() { _ = p.db.Close() }()
+		publish, byHand = p.publishSQL, p.insertSQL
 	}
-	byHand := func(tx pgx.Tx) error {
-		for range records {
-			_, err := tx.Exec(ctx, `insert into `+schema+`.handmade (message_id, topic, aggregate, sequence, payload, metadata)
-values ($1, $2, $3, $4, $5, '{}')`, watermill.NewUUID(), "orders", fmt.Sprintf("order-%d", rand.IntN(aggregates)), 1, payload)
-			if err != nil {
-				return err
-			}
+	name := fmt.Sprintf("%s, %d connections, %d a transaction: ", driver, connections, records)
+	ours, hand := sample{Name: name + "publishing", Unit: "ms"}, sample{Name: name + "INSERT by hand", Unit: "ms"}
+	ratio := sample{Name: name + "ratio of neighbours", Unit: "×"}
+	for i := range 4*b.runs + 1 { // in turn, so that both meet the same machine
+		first, second := byHand, publish
+		if i%2 == 1 {
+			first, second = second, first
 		}
-		return nil
-	}
-	ours := sample{name: fmt.Sprintf("publishing %d, %d connections", records, connections), unit: "ms/tx"}
-	hand := sample{name: fmt.Sprintf("INSERT of %d by hand, %d connections", records, connections), unit: "ms/tx"}
-	ratio := sample{unit: "×"}
-	for i := range 2*b.runs + 1 { // in turn, so that both meet the same machine
-		x, err := b.transactions(ctx, schema, connections, byHand)
+		x, err := b.transactions(ctx, connections, first)
 		if err != nil {
 			return err
 		}
-		y, err := b.transactions(ctx, schema, connections, publish)
+		y, err := b.transactions(ctx, connections, second)
 		if err != nil {
 			return err
+		}
+		if i%2 == 1 {
+			x, y = y, x
 		}
 		if i > 0 {
-			hand.values, ours.values, ratio.values = append(hand.values, x), append(ours.values, y), append(ratio.values, y/x)
+			hand.Values, ours.Values, ratio.Values = append(hand.Values, x), append(ours.Values, y), append(ratio.Values, y/x)
 		}
 	}
 	b.show(hand)
 	b.show(ours)
+	b.show(ratio)
 	b.atMost("publishing against an INSERT by hand", ratio.median(), 1.25, "×")
 	return nil
 }
 
 // transactions returns the mean time of a transaction.
-func (b *bench) transactions(ctx context.Context, schema string, connections int, then func(pgx.Tx) error) (float64, error) {
+func (b *bench) transactions(ctx context.Context, connections int, transaction func(context.Context) error) (float64, error) {
 	var wg sync.WaitGroup
 	errs := make([]error, connections)
-	start := time.Now()
+	each := max(1, b.options.transactions/connections)
+	began := time.Now()
 	for i := range connections {
 		wg.Go(func() {
-			for range appendTransactions / connections {
-				errs[i] = pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error {
-					if _, err := tx.Exec(ctx, `insert into `+schema+`.business (note) values ($1)`, "an order"); err != nil {
-						return err
-					}
-					return then(tx)
-				})
-				if errs[i] != nil {
-					return
-				}
+			for n := 0; n < each && errs[i] == nil; n++ {
+				errs[i] = transaction(ctx)
 			}
 		})
 	}
 	wg.Wait()
+	took := milliseconds(time.Since(began)) / float64(each)
 	for _, err := range errs {
 		if err != nil {
 			return 0, err
 		}
 	}
-	each := appendTransactions / connections
-	return milliseconds(time.Since(start)) / float64(each), nil
+	return took, nil
+}
+
+const note = "an order"
+
+func (p *pair) business() string { return `insert into ` + p.schema + `.business (note) values ($1)` }
+
+// handmade takes all its rows in one statement.
+func (p *pair) handmade() string {
+	return `insert into ` + p.schema + `.handmade (message_id, topic, aggregate, sequence, payload, metadata)
+select m, 'orders', a, 1, p, '{}' from unnest($1::text[], $2::text[], $3::bytea[]) as t(m, a, p)`
+}
+
+func (p *pair) rows() (ids, names []string, payloads [][]byte) {
+	from := rand.IntN(aggregates)
+	for i := range p.records {
+		ids, names, payloads = append(ids, idOf(from+i)), append(names, aggregateOf(from+i)), append(payloads, payload)
+	}
+	return ids, names, payloads
+}
+
+func (p *pair) publish(ctx context.Context) error {
+	return p.pgx(ctx, func(tx pgx.Tx) error {
+		return p.store.Publisher(tx).Publish("orders", messages(rand.IntN(aggregates), p.records)...)
+	})
+}
+
+func (p *pair) insert(ctx context.Context) error {
+	return p.pgx(ctx, func(tx pgx.Tx) error {
+		ids, names, payloads := p.rows()
+		_, err := tx.Exec(ctx, p.handmade(), ids, names, payloads)
+		return err
+	})
+}
+
+func (p *pair) pgx(ctx context.Context, then func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, p.b.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, p.business(), note); err != nil {
+			return err
+		}
+		return then(tx)
+	})
+}
+
+func (p *pair) publishSQL(ctx context.Context) error {
+	return p.sql(ctx, func(tx *sql.Tx) error {
+		return p.store.SQLPublisher(tx).Publish("orders", messages(rand.IntN(aggregates), p.records)...)
+	})
+}
+
+func (p *pair) insertSQL(ctx context.Context) error {
+	return p.sql(ctx, func(tx *sql.Tx) error {
+		ids, names, payloads := p.rows()
+		_, err := tx.ExecContext(ctx, p.handmade(), ids, names, payloads)
+		return err
+	})
+}
+
+func (p *pair) sql(ctx context.Context, then func(*sql.Tx) error) error {
+	tx, err := p.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if _, err = tx.ExecContext(ctx, p.business(), note); err == nil {
+		err = then(tx)
+	}
+	if err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
 }

@@ -4,13 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"io"
 	"os"
-	"runtime"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -22,13 +18,17 @@ import (
 // bench is what scenarios share.
 type bench struct {
 	options
-	out             io.Writer
-	url             string
-	pool            *pgxpool.Pool
-	seeds           []string
-	admin           *kadm.Client
-	kafka           *kgo.Client
-	targets, missed int
+	out      io.Writer
+	scenario string // that is running
+	report   report
+	schemas  []string // made so far
+	repeats  int      // messages that a topic held more than once
+
+	url   string
+	pool  *pgxpool.Pool
+	seeds []string
+	admin *kadm.Client
+	kafka *kgo.Client
 }
 
 func newBench(ctx context.Context, o options, out io.Writer) (*bench, error) {
@@ -38,7 +38,7 @@ func newBench(ctx context.Context, o options, out io.Writer) (*bench, error) {
 	}
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, errors.New("OUTMILL_POSTGRES_URL cannot be used")
+		return nil, errors.New("OUTMILL_POSTGRES_URL cannot be used") // not quoted: it may hold a password
 	}
 	cfg.MaxConns = 16
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
@@ -47,41 +47,35 @@ func newBench(ctx context.Context, o options, out io.Writer) (*bench, error) {
 	}
 	client, err := kgo.NewClient(kgo.SeedBrokers(strings.Split(seeds, ",")...))
 	if err != nil {
+		pool.Close()
 		return nil, err
 	}
-	return &bench{
+	b := &bench{
 		options: o, out: out, url: url, pool: pool, seeds: strings.Split(seeds, ","),
 		kafka: client, admin: kadm.NewClient(client),
-	}, pool.Ping(ctx)
+	}
+	if err := errors.Join(pool.Ping(ctx), client.Ping(ctx)); err != nil {
+		b.close()
+		return nil, err
+	}
+	return b, nil
 }
 
-func (b *bench) close() error {
+func (b *bench) close() {
 	b.kafka.Close()
 	b.pool.Close()
-	return nil
-}
-
-func (b *bench) printf(format string, args ...any) { _, _ = fmt.Fprintf(b.out, format, args...) }
-
-func (b *bench) versions(ctx context.Context) string {
-	var pg, fsync string
-	_ = b.pool.QueryRow(ctx, "select current_setting('server_version'), current_setting('fsync')").Scan(&pg, &fsync)
-	return fmt.Sprintf("Postgres %s (fsync %s), Kafka at %s, %s, %d cores; median (min–max) of %d runs after one that is not counted",
-		pg, fsync, strings.Join(b.seeds, ","), runtime.Version(), runtime.NumCPU(), b.runs)
 }
 
 // store makes an outbox in a schema of its own; drop takes it away.
 func (b *bench) store(ctx context.Context, cfg postgres.Config) (s *postgres.Store, drop func(), err error) {
 	if cfg.Schema == "" {
-		cfg.Schema = newSchema()
+		cfg.Schema = b.newSchema()
 	}
 	s, err = postgres.New(b.pool, cfg)
 	if err != nil {
 		return nil, nil, err
 	}
-	drop = func() {
-		_, _ = b.pool.Exec(context.WithoutCancel(ctx), "drop schema if exists "+cfg.Schema+" cascade")
-	}
+	drop = func() { b.dropSchema(ctx, cfg.Schema) }
 	if err := s.Migrate(ctx); err != nil {
 		drop()
 		return nil, nil, err
@@ -89,7 +83,24 @@ func (b *bench) store(ctx context.Context, cfg postgres.Config) (s *postgres.Sto
 	return s, drop, nil
 }
 
-func newSchema() string { return "bench_" + strings.ToLower(rand.Text()[:12]) }
+// newSchema names a schema. Whoever makes it drops it.
+func (b *bench) newSchema() string {
+	name := "bench_" + strings.ToLower(rand.Text()[:12])
+	b.schemas = append(b.schemas, name)
+	return name
+}
+
+func (b *bench) dropSchema(ctx context.Context, name string) {
+	_, _ = b.pool.Exec(context.WithoutCancel(ctx), "drop schema if exists "+name+" cascade")
+}
+
+// with adds a parameter to the server's URL.
+func (b *bench) with(parameter string) string {
+	if strings.Contains(b.url, "?") {
+		return b.url + "&" + parameter
+	}
+	return b.url + "?" + parameter
+}
 
 // topic makes a topic of twelve partitions; drop takes it away.
 func (b *bench) topic(ctx context.Context) (name string, drop func(), err error) {
@@ -97,71 +108,3 @@ func (b *bench) topic(ctx context.Context) (name string, drop func(), err error)
 	_, err = b.admin.CreateTopic(ctx, 12, 1, nil, name)
 	return name, func() { _, _ = b.admin.DeleteTopics(context.WithoutCancel(ctx), name) }, err
 }
-
-// sample is the values of one measurement.
-type sample struct {
-	name   string
-	unit   string
-	values []float64
-}
-
-func (s sample) median() float64 { return quantile(s.values, 0.5) }
-
-func quantile(values []float64, q float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	v := slices.Sorted(slices.Values(values))
-	return v[min(len(v)-1, int(q*float64(len(v))))]
-}
-
-func (b *bench) show(s sample) {
-	b.printf("%-58s %12s %s (%s–%s)\n", s.name, number(s.median()), s.unit, number(slices.Min(s.values)), number(slices.Max(s.values)))
-}
-
-func number(f float64) string {
-	switch {
-	case f >= 1000:
-		return fmt.Sprintf("%.0f", f)
-	case f >= 10:
-		return fmt.Sprintf("%.1f", f)
-	}
-	return fmt.Sprintf("%.2f", f)
-}
-
-// repeat measures once to warm up and then as often as asked.
-func (b *bench) repeat(name, unit string, once func() (float64, error)) (sample, error) {
-	s := sample{name: name, unit: unit}
-	for i := range b.runs + 1 {
-		v, err := once()
-		if err != nil {
-			return s, fmt.Errorf("%s: %w", name, err)
-		}
-		if i > 0 {
-			s.values = append(s.values, v)
-		}
-	}
-	b.show(s)
-	return s, nil
-}
-
-// atLeast and atMost judge a figure against its target.
-func (b *bench) atLeast(name string, got, want float64, unit string) {
-	b.judge(name, got, want, unit, "≥", got >= want)
-}
-
-func (b *bench) atMost(name string, got, want float64, unit string) {
-	b.judge(name, got, want, unit, "≤", got <= want)
-}
-
-func (b *bench) judge(name string, got, want float64, unit, sign string, ok bool) {
-	verdict := "met"
-	b.targets++
-	if !ok {
-		verdict = "MISSED"
-		b.missed++
-	}
-	b.printf("  → %-54s %12s %-4s target %s %s: %s\n", name, number(got), unit, sign, number(want), verdict)
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

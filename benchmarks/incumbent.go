@@ -2,22 +2,18 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
+	"errors"
 	"fmt"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/IBM/sarama"
 	"github.com/ThreeDotsLabs/watermill"
-	wkafka "github.com/ThreeDotsLabs/watermill-kafka/v3/pkg/kafka"
 	wsql "github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
 	wforwarder "github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/message"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver of the incumbent's handle
-
-	"github.com/outmill/outmill/backends"
 )
 
 // incumbent is Watermill's own way: its SQL publisher and subscriber with the
@@ -29,24 +25,27 @@ type incumbent struct {
 
 func incumbentDefaults() incumbent { return incumbent{} }
 
-// incumbentTuned has what its settings offer: larger batches and a short poll.
+// tunedText says what incumbentTuned changes.
+const tunedText = "batches of 1000, poll 10 ms"
+
+// incumbentTuned has what its settings offer. It sends one message a call and
+// waits for each, so that a larger batch saves statements only.
 func incumbentTuned() incumbent {
 	return incumbent{schema: wsql.DefaultPostgreSQLSchema{SubscribeBatchSize: 1000}, poll: 10 * time.Millisecond}
 }
 
-// counted counts what a publisher has sent.
+// counted tells how many messages a publisher has sent.
 type counted struct {
 	message.Publisher
-	n  atomic.Int64
-	on func(n int64)
+	sent *counter
 }
 
-func (c *counted) Publish(topic string, msgs ...*message.Message) error {
-	if err := c.Publisher.Publish(topic, msgs...); err != nil {
-		return err
+func (c counted) Publish(topic string, msgs ...*message.Message) error {
+	err := c.Publisher.Publish(topic, msgs...)
+	if err == nil {
+		c.sent.add(len(msgs))
 	}
-	c.on(c.n.Add(int64(len(msgs))))
-	return nil
+	return err
 }
 
 // incumbentWorld is a running incumbent.
@@ -55,27 +54,22 @@ type incumbentWorld struct {
 	config   incumbent
 	outbox   string // the forwarder's topic: a table
 	tx       func(tx *sql.Tx) (message.Publisher, error)
-	schema   string
 	teardown func()
 }
 
 func (b *bench) incumbent(ctx context.Context, c incumbent) (*incumbentWorld, error) {
-	schema := "bench_" + strings.ToLower(rand.Text()[:12])
+	schema := b.newSchema()
 	if _, err := b.pool.Exec(ctx, "create schema "+schema); err != nil {
 		return nil, err
 	}
-	sep := "?"
-	if strings.Contains(b.url, "?") {
-		sep = "&"
-	}
-	db, err := sql.Open("pgx", b.url+sep+"search_path="+schema)
+	db, err := sql.Open("pgx", b.with("search_path="+schema))
 	if err != nil {
 		return nil, err
 	}
-	w := &incumbentWorld{db: db, config: c, outbox: "outbox", schema: schema}
+	w := &incumbentWorld{db: db, config: c, outbox: "outbox"}
 	w.teardown = func() {
 		_ = db.Close()
-		_, _ = b.pool.Exec(context.WithoutCancel(ctx), "drop schema if exists "+schema+" cascade")
+		b.dropSchema(ctx, schema)
 	}
 	w.tx = func(tx *sql.Tx) (message.Publisher, error) {
 		pub, err := wsql.NewPublisher(tx, wsql.PublisherConfig{SchemaAdapter: c.schema}, watermill.NopLogger{})
@@ -85,11 +79,13 @@ func (b *bench) incumbent(ctx context.Context, c incumbent) (*incumbentWorld, er
 		return wforwarder.NewPublisher(pub, wforwarder.PublisherConfig{ForwarderTopic: w.outbox}), nil
 	}
 	sub, err := w.subscriber()
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = errors.Join(sub.SubscribeInitialize(w.outbox), sub.Close())
 	}
-	defer func() { _ = sub.Close() }()
-	return w, sub.SubscribeInitialize(w.outbox)
+	if err != nil {
+		w.teardown()
+	}
+	return w, err
 }
 
 func (w *incumbentWorld) subscriber() (*wsql.Subscriber, error) {
@@ -117,13 +113,6 @@ func (w *incumbentWorld) forward(ctx context.Context, out message.Publisher) (st
 	}, nil
 }
 
-func (b *bench) watermillKafka() (message.Publisher, error) {
-	return wkafka.NewPublisher(wkafka.PublisherConfig{
-		Brokers:   b.seeds,
-		Marshaler: wkafka.NewWithPartitioningMarshaler(func(_ string, m *message.Message) (string, error) { return backends.Aggregate(m), nil }),
-	}, watermill.NopLogger{})
-}
-
 func (b *bench) drainIncumbent(ctx context.Context, c incumbent) (float64, error) {
 	w, err := b.incumbent(ctx, c)
 	if err != nil {
@@ -135,56 +124,51 @@ func (b *bench) drainIncumbent(ctx context.Context, c incumbent) (float64, error
 		return 0, err
 	}
 	defer dropTopic()
-	if err := w.fill(ctx, topic, b.options.incumbent); err != nil {
+	if err := w.fill(ctx, topic, b.incumbentRows); err != nil {
 		return 0, err
 	}
-	pub, err := b.watermillKafka()
+	pub, err := b.watermillKafka(sarama.WaitForLocal) // its default
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = pub.Close() }()
-	done := make(chan struct{})
-	want := int64(b.options.incumbent)
-	var once sync.Once
-	out := &counted{Publisher: pub, on: func(n int64) {
-		if n >= want {
-			once.Do(func() { close(done) })
-		}
-	}}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
-	defer cancel()
-	start := time.Now()
-	stop, err := w.forward(ctx, out)
+	sent := newCounter(b.incumbentRows)
+	began := time.Now()
+	stop, err := w.forward(ctx, counted{pub, sent})
 	if err != nil {
 		return 0, err
 	}
-	defer stop()
-	select {
-	case <-done:
-		return float64(want) / time.Since(start).Seconds(), nil
-	case <-ctx.Done():
-		return 0, fmt.Errorf("the incumbent forwarded %d of %d", out.n.Load(), want)
+	err = sent.wait(ctx)
+	took := time.Since(began)
+	stop()
+	if err != nil {
+		return 0, fmt.Errorf("the incumbent: %w", err)
 	}
+	return float64(b.incumbentRows) / took.Seconds(), b.checkTopic(ctx, topic, b.incumbentRows)
 }
 
 // fill publishes n messages in transactions of a thousand.
 func (w *incumbentWorld) fill(ctx context.Context, topic string, n int) error {
 	for done := 0; done < n; done += 1000 {
-		tx, err := w.db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		pub, err := w.tx(tx)
-		if err == nil {
-			err = pub.Publish(topic, messages(done, min(1000, n-done))...)
-		}
-		if err != nil {
-			_ = tx.Rollback()
-			return err
-		}
-		if err := tx.Commit(); err != nil {
+		if err := w.publish(ctx, topic, messages(done, min(1000, n-done))...); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// publish is one transaction.
+func (w *incumbentWorld) publish(ctx context.Context, topic string, msgs ...*message.Message) error {
+	tx, err := w.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	p, err := w.tx(tx)
+	if err == nil {
+		err = p.Publish(topic, msgs...)
+	}
+	if err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
 }

@@ -2,10 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 
+	"github.com/IBM/sarama"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/brokers/kafka"
@@ -15,22 +19,33 @@ import (
 
 // stamps keeps when each message was committed and when the broker gave its word.
 type stamps struct {
+	*counter
+	want      int
 	mu        sync.Mutex
 	committed map[string]time.Time
 	accepted  map[string]time.Time
 }
 
-func newStamps() *stamps {
-	return &stamps{committed: map[string]time.Time{}, accepted: map[string]time.Time{}}
+func newStamps(want int) *stamps {
+	return &stamps{counter: newCounter(want), want: want, committed: map[string]time.Time{}, accepted: map[string]time.Time{}}
 }
 
-func (s *stamps) commit(id string) { s.put(s.committed, id) }
-func (s *stamps) accept(id string) { s.put(s.accepted, id) }
+// accept notes a message's first acceptance.
+func (s *stamps) accept(id string) {
+	if s.put(s.accepted, id) {
+		s.add(1)
+	}
+}
 
-func (s *stamps) put(m map[string]time.Time, id string) {
+// put reports whether the message had no stamp there.
+func (s *stamps) put(m map[string]time.Time, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, known := m[id]; known {
+		return false
+	}
 	m[id] = time.Now()
+	return true
 }
 
 func (s *stamps) delays() []float64 {
@@ -63,22 +78,30 @@ func (s stamped) Publish(ctx context.Context, records []backends.Record) error {
 }
 
 func latency(ctx context.Context, b *bench) error {
-	ours, err := b.latencyOurs(ctx)
+	ours, err := b.latencyOurs(ctx, b.messages)
 	if err != nil {
 		return err
 	}
-	theirs, err := b.latencyIncumbent(ctx)
-	if err != nil {
-		return err
+	b.showDelays("Outmill, polling, no LISTEN", ours)
+	for _, x := range []struct {
+		name   string
+		config incumbent
+	}{
+		{"incumbent, defaults", incumbentDefaults()},
+		{"incumbent, tuned: " + tunedText, incumbentTuned()},
+	} {
+		delays, err := b.latencyIncumbent(ctx, x.config, max(1, b.messages/2))
+		if err != nil {
+			return fmt.Errorf("%s: %w", x.name, err)
+		}
+		b.showDelays(x.name, delays)
 	}
-	b.printf("%-58s p50 %s ms, p99 %s ms\n", "Outmill, polling", number(quantile(ours, 0.5)), number(quantile(ours, 0.99)))
-	b.printf("%-58s p50 %s ms, p99 %s ms\n", "the incumbent, defaults", number(quantile(theirs, 0.5)), number(quantile(theirs, 0.99)))
 	b.atMost("p50", quantile(ours, 0.5), 10, "ms")
 	b.atMost("p99", quantile(ours, 0.99), 50, "ms")
 	return nil
 }
 
-func (b *bench) latencyOurs(ctx context.Context) ([]float64, error) {
+func (b *bench) latencyOurs(ctx context.Context, n int) ([]float64, error) {
 	s, drop, err := b.store(ctx, postgres.Config{})
 	if err != nil {
 		return nil, err
@@ -94,59 +117,41 @@ func (b *bench) latencyOurs(ctx context.Context) ([]float64, error) {
 		return nil, err
 	}
 	defer func() { _ = k.Close(ctx) }()
-	st := newStamps()
-	fwd, err := forwarder.New(s, stamped{k, st}, quiet(forwarder.Config{}))
+	st := newStamps(n)
+	stop, err := start(ctx, s, stamped{k, st}, forwarder.Config{})
 	if err != nil {
 		return nil, err
 	}
-	run, stop := context.WithCancel(ctx)
-	defer stop()
-	done := make(chan error, 1)
-	go func() { done <- fwd.Run(run) }()
-	err = b.oneByOne(ctx, func(m *message.Message) error {
-		tx, err := b.pool.Begin(ctx)
-		if err != nil {
-			return err
-		}
-		if err := s.Publisher(tx).Publish(topic, m); err != nil {
-			return err
-		}
-		if err := tx.Commit(ctx); err != nil {
-			return err
-		}
-		st.commit(m.UUID)
-		return nil
+	delays, err := st.measure(ctx, func(m *message.Message) error {
+		return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error { return s.Publisher(tx).Publish(topic, m) })
 	})
-	stop()
-	if e := <-done; err == nil {
-		err = e
-	}
-	return st.delays(), err
+	return delays, errors.Join(err, stop())
 }
 
-// oneByOne sends a message every 100 ms, then waits for stragglers.
-func (b *bench) oneByOne(ctx context.Context, send func(*message.Message) error) error {
+// measure sends the messages, one every 100 ms, and waits for the last word.
+func (s *stamps) measure(ctx context.Context, send func(*message.Message) error) ([]float64, error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for i := range b.messages {
-		if err := send(messages(i, 1)[0]); err != nil {
-			return err
-		}
+	for i := range s.want {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
+		m := messages(i, 1)[0]
+		if err := send(m); err != nil {
+			return nil, err
+		}
+		s.put(s.committed, m.UUID)
 	}
-	select {
-	case <-time.After(2 * time.Second):
-	case <-ctx.Done():
+	if err := s.wait(ctx); err != nil {
+		return nil, err
 	}
-	return ctx.Err()
+	return s.delays(), nil
 }
 
-func (b *bench) latencyIncumbent(ctx context.Context) ([]float64, error) {
-	w, err := b.incumbent(ctx, incumbentDefaults())
+func (b *bench) latencyIncumbent(ctx context.Context, c incumbent, n int) ([]float64, error) {
+	w, err := b.incumbent(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -156,36 +161,18 @@ func (b *bench) latencyIncumbent(ctx context.Context) ([]float64, error) {
 		return nil, err
 	}
 	defer dropTopic()
-	pub, err := b.watermillKafka()
+	pub, err := b.watermillKafka(sarama.WaitForLocal) // its default
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = pub.Close() }()
-	st := newStamps()
+	st := newStamps(n)
 	stop, err := w.forward(ctx, stampedPublisher{pub, st})
 	if err != nil {
 		return nil, err
 	}
 	defer stop()
-	err = b.oneByOne(ctx, func(m *message.Message) error {
-		tx, err := w.db.BeginTx(ctx, nil)
-		if err != nil {
-			return err
-		}
-		p, err := w.tx(tx)
-		if err == nil {
-			err = p.Publish(topic, m)
-		}
-		if err != nil {
-			return err
-		}
-		if err := tx.Commit(); err != nil {
-			return err
-		}
-		st.commit(m.UUID)
-		return nil
-	})
-	return st.delays(), err
+	return st.measure(ctx, func(m *message.Message) error { return w.publish(ctx, topic, m) })
 }
 
 type stampedPublisher struct {

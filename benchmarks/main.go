@@ -6,13 +6,12 @@
 //	go run ./benchmarks -run 'drain|latency' -runs 3
 //
 // It reads OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS, works in schemas and
-// topics of its own, and drops the schemas. Absolute figures say more of the machine than
+// topics of its own, and drops them. Absolute figures say more of the machine than
 // of the program; ratios within a run are what to look at.
 package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -40,10 +39,10 @@ var scenarios = []scenario{
 }
 
 type options struct {
-	runs, rows, incumbent, dead, backlog int
-	outage, idle                         time.Duration
-	messages                             int
-	workers, batch                       int
+	runs, rows, incumbentRows, dead, backlog int
+	messages, transactions                   int
+	workers, batch                           int
+	outage, idle                             time.Duration
 }
 
 func main() {
@@ -55,17 +54,19 @@ func main() {
 	pattern := flag.String("run", ".", "run the scenarios whose names match this regular expression")
 	list := flag.Bool("list", false, "list the scenarios and stop")
 	strict := flag.Bool("strict", false, "exit with 1 when a target is missed")
+	file := flag.String("json", "", "write the figures to this file as JSON")
 	profile := flag.String("cpuprofile", "", "write a CPU profile to this file")
 	flag.IntVar(&o.runs, "runs", 3, "counted runs of each measurement, after one that is not")
 	flag.IntVar(&o.rows, "rows", 50_000, "records of a drain")
-	flag.IntVar(&o.incumbent, "incumbent-rows", 10_000, "records of the incumbent's drain")
+	flag.IntVar(&o.incumbentRows, "incumbent-rows", 10_000, "records of the incumbent's drain; 0: leave it out")
 	flag.IntVar(&o.dead, "dead", 300_000, "settled rows of deadrows")
 	flag.IntVar(&o.backlog, "backlog", 1_000_000, "records of memory")
 	flag.IntVar(&o.messages, "messages", 300, "messages of latency")
+	flag.IntVar(&o.transactions, "transactions", 300, "transactions of a block of append")
 	flag.IntVar(&o.workers, "workers", 0, "forwarder workers of drain; 0: the default")
 	flag.IntVar(&o.batch, "batch", 0, "forwarder batch of drain; 0: the default")
 	flag.DurationVar(&o.outage, "outage", 2*time.Minute, "how long the broker refuses in outage")
-	flag.DurationVar(&o.idle, "idle", 30*time.Second, "how long idle watches")
+	flag.DurationVar(&o.idle, "idle", time.Minute, "how long idle watches")
 	flag.Parse()
 	if *list {
 		for _, s := range scenarios {
@@ -75,7 +76,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	missed, err := measure(ctx, o, *pattern, *profile)
+	missed, err := measure(ctx, o, *pattern, *profile, *file)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "benchmarks:", err)
 		os.Exit(2)
@@ -85,7 +86,7 @@ func main() {
 	}
 }
 
-func measure(ctx context.Context, o options, pattern, profile string) (missed int, err error) {
+func measure(ctx context.Context, o options, pattern, profile, file string) (missed int, err error) {
 	match, err := regexp.Compile(pattern)
 	if err != nil {
 		return 0, err
@@ -94,7 +95,7 @@ func measure(ctx context.Context, o options, pattern, profile string) (missed in
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer b.close()
 	if profile != "" {
 		f, err := os.Create(profile) //nolint:gosec // the user names the file
 		if err != nil {
@@ -106,16 +107,32 @@ func measure(ctx context.Context, o options, pattern, profile string) (missed in
 		}
 		defer pprof.StopCPUProfile()
 	}
-	b.printf("%s\n", b.versions(ctx))
+	b.report.Versions = b.versions(ctx)
+	b.printf("%s\n", b.report.Versions)
+	b.warnOfOthers(ctx)
 	for _, s := range scenarios {
 		if !match.MatchString(s.name) {
 			continue
 		}
-		b.printf("\n## %s: %s\n\n", s.name, s.about)
-		if err := s.run(ctx, b); err != nil {
-			return b.missed, fmt.Errorf("%s: %w", s.name, err)
+		if err := b.measure(ctx, s); err != nil {
+			return b.missed(), err
 		}
 	}
-	b.printf("\n%d of %d targets met\n", b.targets-b.missed, b.targets)
-	return b.missed, nil
+	b.printf("\n%d of %d targets met\n", len(b.report.Targets)-b.missed(), len(b.report.Targets))
+	if file != "" {
+		err = b.report.write(file)
+	}
+	return b.missed(), err
+}
+
+// measure runs one scenario.
+func (b *bench) measure(ctx context.Context, s scenario) error {
+	b.scenario = s.name
+	b.printf("\n## %s: %s\n\n", s.name, s.about)
+	began := time.Now()
+	if err := s.run(ctx, b); err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	b.printf("(%v)\n", time.Since(began).Round(time.Second))
+	return nil
 }

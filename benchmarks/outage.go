@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -15,137 +15,143 @@ import (
 	"github.com/outmill/outmill/forwarder"
 )
 
-// refusing is a broker, and a publisher, that is out of order.
-type refusing struct{}
-
 var errRefusing = backends.Unavailable(errors.New("the broker refuses"))
 
-func (refusing) Publish(context.Context, []backends.Record) error { return errRefusing }
-func (refusing) Close(context.Context) error                      { return nil }
+// faulty is a broker that accepts everything, or nothing.
+type faulty struct{ down *atomic.Bool }
 
-type refusingPublisher struct{}
-
-func (refusingPublisher) Publish(string, ...*message.Message) error { return errRefusing }
-func (refusingPublisher) Close() error                              { return nil }
-
-// acceptingPublisher stands for a healthy broker.
-type acceptingPublisher struct{}
-
-func (acceptingPublisher) Publish(string, ...*message.Message) error { return nil }
-func (acceptingPublisher) Close() error                              { return nil }
-
-func outage(ctx context.Context, b *bench) error {
-	healthy, err := b.commitsOurs(ctx, nothing{}, b.outage/4)
-	if err != nil {
-		return err
+func (f faulty) answer() error {
+	if f.down.Load() {
+		return errRefusing
 	}
-	down, err := b.commitsOurs(ctx, refusing{}, b.outage)
-	if err != nil {
-		return err
-	}
-	theirsUp, err := b.commitsIncumbent(ctx, acceptingPublisher{}, b.outage/4)
-	if err != nil {
-		return err
-	}
-	theirsDown, err := b.commitsIncumbent(ctx, refusingPublisher{}, b.outage)
-	if err != nil {
-		return err
-	}
-	for _, x := range []struct {
-		name   string
-		delays []float64
-	}{
-		{"Outmill, healthy broker", healthy},
-		{"Outmill, broker refusing", down},
-		{"incumbent, healthy broker", theirsUp},
-		{"incumbent, broker refusing", theirsDown},
-	} {
-		b.printf("%-58s p50 %s ms, p99 %s ms, max %s ms of %d transactions\n", x.name, number(quantile(x.delays, 0.5)),
-			number(quantile(x.delays, 0.99)), number(quantile(x.delays, 1)), len(x.delays))
-	}
-	b.atMost("commit latency while refusing against healthy, p50", quantile(down, 0.5)/quantile(healthy, 0.5), 1.1, "×")
-	b.atMost("the same, p99 (1.5: one slow disk flush is noise)", quantile(down, 0.99)/quantile(healthy, 0.99), 1.5, "×")
 	return nil
 }
 
-// commits runs four producers, each twenty transactions a second, and returns
-// how long each transaction took.
+func (f faulty) Publish(context.Context, []backends.Record) error { return f.answer() }
+func (f faulty) Close(context.Context) error                      { return nil }
+
+// faultyPublisher is the same for the incumbent.
+type faultyPublisher struct{ faulty }
+
+func (f faultyPublisher) Publish(string, ...*message.Message) error { return f.answer() }
+func (f faultyPublisher) Close() error                              { return nil }
+
+// outage watches business transactions before, during and after an outage of
+// the broker. What the times before and after differ by is noise: the outage is
+// judged against the worse of the two.
+func outage(ctx context.Context, b *bench) error {
+	ours, err := b.outageOurs(ctx)
+	if err != nil {
+		return err
+	}
+	ours.show(b, "Outmill")
+	if theirs, err := b.outageIncumbent(ctx); err == nil {
+		theirs.show(b, "incumbent")
+	} else {
+		return err
+	}
+	b.atMost("commits while refusing against healthy, p50", ours.ratio(0.5), 1.1, "×")
+	b.atMost("the same, p99 (one slow flush of the disk is noise)", ours.ratio(0.99), 1.5, "×")
+	return nil
+}
+
+// phases is how long each transaction took.
+type phases struct{ before, down, after []float64 }
+
+func (p phases) show(b *bench, who string) {
+	b.showDelays(who+", commits before the outage", p.before)
+	b.showDelays(who+", commits while the broker refuses", p.down)
+	b.showDelays(who+", commits after it", p.after)
+}
+
+func (p phases) ratio(q float64) float64 {
+	return quantile(p.down, q) / max(quantile(p.before, q), quantile(p.after, q))
+}
+
+func (b *bench) phases(ctx context.Context, down *atomic.Bool, transaction func(n int) error) (p phases, err error) {
+	if _, err = commits(ctx, b.outage/24, transaction); err != nil { // to warm up
+		return p, err
+	}
+	if p.before, err = commits(ctx, b.outage/4, transaction); err != nil {
+		return p, err
+	}
+	down.Store(true)
+	if p.down, err = commits(ctx, b.outage, transaction); err != nil {
+		return p, err
+	}
+	down.Store(false)
+	p.after, err = commits(ctx, b.outage/4, transaction)
+	return p, err
+}
+
+const (
+	producers    = 4
+	producerTick = 50 * time.Millisecond
+)
+
+// commits runs four producers, each of which begins a transaction every 50 ms.
+// A transaction's time counts from when it should have begun, so that one that
+// waits behind a slow one counts as slow too.
 func commits(ctx context.Context, d time.Duration, transaction func(n int) error) ([]float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	var mu sync.Mutex
-	var all []float64
-	var failed error
-	var wg sync.WaitGroup
-	for p := range 4 {
+	var (
+		mu    sync.Mutex
+		all   []float64
+		fault error
+		wg    sync.WaitGroup
+	)
+	began := time.Now()
+	for p := range producers {
 		wg.Go(func() {
-			tick := time.NewTicker(50 * time.Millisecond)
-			defer tick.Stop()
-			for n := p; ; n += 4 {
-				start := time.Now()
-				err := transaction(n)
-				mu.Lock()
-				all = append(all, milliseconds(time.Since(start)))
-				failed = errors.Join(failed, err)
-				mu.Unlock()
+			var mine []float64
+			var err error
+			due := began.Add(producerTick * time.Duration(p) / producers)
+			for n := p; due.Sub(began) < d && err == nil; n += producers {
 				select {
-				case <-tick.C:
+				case <-time.After(time.Until(due)):
+					err = transaction(n)
 				case <-ctx.Done():
-					return
+					err = ctx.Err()
 				}
-				if err != nil {
-					return
-				}
+				mine = append(mine, milliseconds(time.Since(due)))
+				due = due.Add(producerTick)
 			}
+			mu.Lock()
+			defer mu.Unlock()
+			all, fault = append(all, mine...), errors.Join(fault, err)
 		})
 	}
 	wg.Wait()
-	return all, failed
+	return all, fault
 }
 
-func (b *bench) commitsOurs(ctx context.Context, broker backends.Broker, d time.Duration) ([]float64, error) {
+func (b *bench) outageOurs(ctx context.Context) (p phases, err error) {
 	s, drop, err := b.store(ctx, postgres.Config{})
 	if err != nil {
-		return nil, err
+		return p, err
 	}
 	defer drop()
-	fwd, err := forwarder.New(s, broker, quiet(forwarder.Config{}))
+	broker := faulty{&atomic.Bool{}}
+	stop, err := start(ctx, s, broker, forwarder.Config{})
 	if err != nil {
-		return nil, err
+		return p, err
 	}
-	run, stop := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- fwd.Run(run) }()
-	all, err := commits(ctx, d, func(n int) error {
+	p, err = b.phases(ctx, broker.down, func(n int) error {
 		return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error { return s.Publisher(tx).Publish("orders", messages(n, 1)...) })
 	})
-	stop()
-	return all, errors.Join(err, <-done)
+	return p, errors.Join(err, stop())
 }
 
-func (b *bench) commitsIncumbent(ctx context.Context, out message.Publisher, d time.Duration) ([]float64, error) {
+func (b *bench) outageIncumbent(ctx context.Context) (p phases, err error) {
 	w, err := b.incumbent(ctx, incumbentDefaults())
 	if err != nil {
-		return nil, err
+		return p, err
 	}
 	defer w.teardown()
+	out := faultyPublisher{faulty{&atomic.Bool{}}}
 	stop, err := w.forward(ctx, out)
 	if err != nil {
-		return nil, err
+		return p, err
 	}
 	defer stop()
-	return commits(ctx, d, func(n int) error {
-		tx, err := w.db.BeginTx(ctx, &sql.TxOptions{})
-		if err != nil {
-			return err
-		}
-		p, err := w.tx(tx)
-		if err == nil {
-			err = p.Publish("orders", messages(n, 1)...)
-		}
-		if err != nil {
-			return errors.Join(err, tx.Rollback())
-		}
-		return tx.Commit()
-	})
+	return b.phases(ctx, out.down, func(n int) error { return w.publish(ctx, "orders", messages(n, 1)...) })
 }

@@ -21,9 +21,6 @@ import (
 // childVariable makes this program a forwarder: its value is the schema.
 const childVariable = "OUTMILL_BENCH_CHILD"
 
-// childName is how a child's sessions are found in the database.
-const childName = "outmill-bench-child"
-
 // child forwards into nothing until it is told to stop.
 func child() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -35,12 +32,7 @@ func child() {
 }
 
 func forward(ctx context.Context, schema string) error {
-	url := os.Getenv("OUTMILL_POSTGRES_URL")
-	sep := "?"
-	if strings.Contains(url, "?") {
-		sep = "&"
-	}
-	s, err := postgres.Open(ctx, url+sep+"application_name="+childName, postgres.Config{Schema: schema})
+	s, err := postgres.Open(ctx, os.Getenv("OUTMILL_POSTGRES_URL"), postgres.Config{Schema: schema})
 	if err != nil {
 		return err
 	}
@@ -59,7 +51,7 @@ func (b *bench) startChild(ctx context.Context, schema string) (*exec.Cmd, error
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, self)
-	cmd.Env = append(os.Environ(), childVariable+"="+schema, "OUTMILL_POSTGRES_URL="+b.url)
+	cmd.Env = append(os.Environ(), childVariable+"="+schema, "OUTMILL_POSTGRES_URL="+b.with("application_name="+schema))
 	cmd.Stderr = os.Stderr
 	return cmd, cmd.Start()
 }
@@ -68,8 +60,9 @@ func stopChild(cmd *exec.Cmd) error {
 	return errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
 }
 
+// memory watches a forwarder, a process of its own, drain a large backlog.
 func memory(ctx context.Context, b *bench) error {
-	schema := newSchema()
+	schema := b.newSchema()
 	s, drop, err := b.store(ctx, postgres.Config{Schema: schema})
 	if err != nil {
 		return err
@@ -78,46 +71,50 @@ func memory(ctx context.Context, b *bench) error {
 	if err := b.fill(ctx, s, "orders", b.backlog); err != nil {
 		return err
 	}
-	start := time.Now()
+	began := time.Now()
 	cmd, err := b.startChild(ctx, schema)
 	if err != nil {
 		return err
 	}
-	var resident []float64
-	for {
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), stopChild(cmd))
-		}
-		if rss, err := statusMiB(cmd.Process.Pid, "VmRSS"); err == nil {
-			resident = append(resident, rss)
-		}
-		backlog, err := s.Backlog(ctx)
-		if err != nil {
-			return errors.Join(err, stopChild(cmd))
-		}
-		if backlog.Ready == 0 {
-			break
-		}
-		if time.Since(start) > 10*time.Minute {
-			return errors.Join(fmt.Errorf("%d or more records are left", backlog.Ready), stopChild(cmd))
-		}
-	}
-	took := time.Since(start)
-	peak, err := statusMiB(cmd.Process.Pid, "VmHWM")
-	if err := errors.Join(err, stopChild(cmd)); err != nil {
+	resident, err := watchMemory(ctx, s, cmd.Process.Pid)
+	took := time.Since(began)
+	peak, noPeak := statusMiB(cmd.Process.Pid, "VmHWM")
+	if err := errors.Join(err, noPeak, stopChild(cmd)); err != nil {
 		return err
 	}
 	half := len(resident) / 2
-	b.printf("%-58s %12s msg/s\n", fmt.Sprintf("draining a backlog of %d", b.backlog), number(float64(b.backlog)/took.Seconds()))
-	b.printf("%-58s first half %s MiB, second half %s MiB\n", "resident memory, greatest", number(slices.Max(resident[:half+1])), number(slices.Max(resident[half:])))
+	first, second := slices.Max(resident[:half+1]), slices.Max(resident[half:])
+	b.note(fmt.Sprintf("draining a backlog of %d", b.backlog), float64(b.backlog)/took.Seconds(), "msg/s", "")
+	b.note("greatest resident memory, first half of the drain", first, "MiB", "")
+	b.note("the same, second half", second, "MiB", fmt.Sprintf("of %d samples", len(resident)))
 	b.atMost("peak resident memory", peak, 64, "MiB")
+	b.atMost("second half against first: is it flat?", second/first, 1.15, "×")
 	return nil
 }
 
+// watchMemory samples a process until the outbox is empty.
+func watchMemory(ctx context.Context, s *postgres.Store, pid int) (resident []float64, err error) {
+	for until := time.Now().Add(2 * patience); time.Now().Before(until); {
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			return nil, err
+		}
+		rss, err := statusMiB(pid, "VmRSS")
+		if err != nil {
+			return nil, err
+		}
+		resident = append(resident, rss)
+		backlog, err := s.Backlog(ctx)
+		if err != nil || backlog.Ready == 0 {
+			return resident, err
+		}
+	}
+	return nil, errors.New("the backlog was not drained in time")
+}
+
+// idle adds up the CPU time of a forwarder with nothing to do and of the
+// database's processes that serve it.
 func idle(ctx context.Context, b *bench) error {
-	schema := newSchema()
+	schema := b.newSchema()
 	_, drop, err := b.store(ctx, postgres.Config{Schema: schema})
 	if err != nil {
 		return err
@@ -127,49 +124,80 @@ func idle(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case <-time.After(3 * time.Second): // until it has settled down
-	case <-ctx.Done():
-	}
-	pids, err := b.sessions(ctx)
-	if err != nil {
-		return errors.Join(err, stopChild(cmd))
-	}
-	before, beforeDB := cpuOf(cmd.Process.Pid), cpuOf(pids...)
-	start := time.Now()
-	select {
-	case <-time.After(b.idle):
-	case <-ctx.Done():
-	}
-	client, server := cpuOf(cmd.Process.Pid)-before, cpuOf(pids...)-beforeDB
-	took := time.Since(start).Seconds()
-	if err := stopChild(cmd); err != nil {
+	client, server, err := b.watchIdle(ctx, cmd.Process.Pid, schema)
+	if err := errors.Join(err, stopChild(cmd)); err != nil {
 		return err
 	}
-	b.printf("%-58s client %s %%, server %s %% of one core\n", fmt.Sprintf("an idle forwarder, %v", b.idle), number(100*client/took), number(100*server/took))
-	b.atMost("an idle forwarder, client and server together", 100*(client+server)/took, 3, "%")
+	b.note(fmt.Sprintf("client, %v", b.idle), client, "%", "of one core")
+	b.note("its sessions in the database", server, "%", "of one core")
+	b.atMost("an idle forwarder, client and server together", client+server, 3, "%")
 	return nil
 }
 
-// sessions are the server's processes that work for the child.
-func (b *bench) sessions(ctx context.Context) (pids []int, err error) {
-	err = b.pool.QueryRow(ctx, "select array_agg(pid) from pg_stat_activity where application_name = $1", childName).Scan(&pids)
-	return pids, err
+// watchIdle returns CPU time in percent of one core.
+func (b *bench) watchIdle(ctx context.Context, pid int, schema string) (client, server float64, err error) {
+	settle := time.Now().Add(min(3*time.Second, b.idle))
+	for time.Now().Before(settle) {
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
+			return 0, 0, err
+		}
+	}
+	before, err := b.sessions(ctx, schema)
+	if err != nil {
+		return 0, 0, err
+	}
+	clientBefore, began := cpuOf(pid), time.Now()
+	if err := pause(ctx, b.idle); err != nil {
+		return 0, 0, err
+	}
+	took := time.Since(began).Seconds()
+	client = cpuOf(pid) - clientBefore
+	after, err := b.sessions(ctx, schema)
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(after) == 0 {
+		return 0, 0, errors.New("the forwarder has no session in the database: is the server on this machine?")
+	}
+	for pid, cpu := range after {
+		server += cpu - before[pid] // of one that is new: all it has used
+	}
+	return 100 * client / took, 100 * server / took, nil
 }
 
-// cpuOf is the CPU time of processes, in seconds. One that has ended counts 0.
-func cpuOf(pids ...int) (seconds float64) {
-	const ticks = 100 // a second, on Linux
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// sessions are the server's processes that work for a child, with their CPU time.
+func (b *bench) sessions(ctx context.Context, name string) (map[int]float64, error) {
+	var pids []int
+	err := b.pool.QueryRow(ctx, "select coalesce(array_agg(pid), '{}') from pg_stat_activity where application_name = $1", name).Scan(&pids)
+	out := map[int]float64{}
 	for _, pid := range pids {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			continue
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
+			out[pid] = cpuOf(pid)
 		}
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		for _, i := range []int{11, 12} { // utime and stime, after the name
-			n, _ := strconv.ParseFloat(fields[i], 64)
-			seconds += n / ticks
-		}
+	}
+	return out, err
+}
+
+// cpuOf is the CPU time of a process, in seconds. One that has ended counts 0.
+func cpuOf(pid int) (seconds float64) {
+	const ticks = 100 // a second, on Linux
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	for _, i := range []int{11, 12} { // utime and stime, after the name
+		n, _ := strconv.ParseFloat(fields[i], 64)
+		seconds += n / ticks
 	}
 	return seconds
 }
