@@ -24,6 +24,7 @@ type bench struct {
 	schemas  []string // made so far
 	repeats  int      // messages that a topic held more than once
 
+	name  string // of this process's sessions in the database
 	url   string
 	pool  *pgxpool.Pool
 	seeds []string
@@ -41,6 +42,8 @@ func newBench(ctx context.Context, o options, out io.Writer) (*bench, error) {
 		return nil, errors.New("OUTMILL_POSTGRES_URL cannot be used") // not quoted: it may hold a password
 	}
 	cfg.MaxConns = 16
+	name := "outmill-bench-" + strings.ToLower(rand.Text()[:12])
+	cfg.ConnConfig.RuntimeParams["application_name"] = name
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -51,7 +54,7 @@ func newBench(ctx context.Context, o options, out io.Writer) (*bench, error) {
 		return nil, err
 	}
 	b := &bench{
-		options: o, out: out, url: url, pool: pool, seeds: strings.Split(seeds, ","),
+		options: o, out: out, name: name, url: url, pool: pool, seeds: strings.Split(seeds, ","),
 		kafka: client, admin: kadm.NewClient(client),
 	}
 	if err := errors.Join(pool.Ping(ctx), client.Ping(ctx)); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
 	"time"
 
@@ -21,13 +22,14 @@ import (
 // drain forwards a backlog. Each run has fresh tables and a fresh topic, and its
 // time runs from the forwarder's start, connections included, to the last word.
 func drain(ctx context.Context, b *bench) error {
-	var w work // of the runs into Kafka
+	var bare, w work
 	null, err := b.repeat(ctx, "Outmill, into nothing", "msg/s", func(ctx context.Context) (float64, error) {
-		return b.drainOurs(ctx, nothing{}, false, &work{})
+		return b.drainOurs(ctx, nothing{}, false, &bare)
 	})
 	if err != nil {
 		return err
 	}
+	b.showWork(&bare)
 	direct, err := b.repeat(ctx, "Outmill into Kafka: franz-go, idempotent, acks=all", "msg/s", func(ctx context.Context) (float64, error) {
 		broker, err := kafka.New(kafka.Config{Brokers: b.seeds})
 		if err != nil {
@@ -80,18 +82,32 @@ func (b *bench) drainOurs(ctx context.Context, broker backends.Broker, check boo
 		return 0, err
 	}
 	runtime.GC() // the garbage is of filling
+	before, err := b.sessions(ctx, b.name)
+	if err != nil {
+		return 0, err
+	}
+	client := cpuOf(os.Getpid())
 	rate, err := drainOnce(ctx, s, broker, b.rows, forwarder.Config{Workers: b.workers, Batch: b.batch}, w)
+	if err != nil {
+		return 0, err
+	}
+	w.client += cpuOf(os.Getpid()) - client
+	after, err := b.sessions(ctx, b.name)
+	w.server += grown(before, after)
+	w.records += b.rows
 	if err != nil || !check {
 		return rate, err
 	}
 	return rate, b.checkTopic(ctx, topic, b.rows)
 }
 
-// showWork tells where the time of a turn goes, a thousand records.
+// showWork tells what a thousand records cost.
 func (b *bench) showWork(w *work) {
-	thousands := float64((b.runs+1)*b.rows) / 1000
-	b.note("  of it reading, a worker's time for a thousand", milliseconds(time.Duration(w.read.Load()))/thousands, "ms", "")
-	b.note("  of it publishing", milliseconds(time.Duration(w.publish.Load()))/thousands, "ms", "")
+	thousands := float64(w.records) / 1000
+	b.note("  a worker's time for a thousand: reading", milliseconds(time.Duration(w.read.Load()))/thousands, "ms", "")
+	b.note("  publishing", milliseconds(time.Duration(w.publish.Load()))/thousands, "ms", "")
+	b.note("  CPU time of a thousand: client", 1000*w.client/thousands, "ms", "")
+	b.note("  its sessions in the database", 1000*w.server/thousands, "ms", "")
 }
 
 // checkTopic reads a topic back and counts what came more than once.

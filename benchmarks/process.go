@@ -159,10 +159,15 @@ func (b *bench) watchIdle(ctx context.Context, pid int, schema string) (client, 
 	if len(after) == 0 {
 		return 0, 0, errors.New("the forwarder has no session in the database: is the server on this machine?")
 	}
+	return 100 * client / took, 100 * grown(before, after) / took, nil
+}
+
+// grown adds up what sessions have used since. Of one that is new it is all.
+func grown(before, after map[int]float64) (seconds float64) {
 	for pid, cpu := range after {
-		server += cpu - before[pid] // of one that is new: all it has used
+		seconds += cpu - before[pid]
 	}
-	return 100 * client / took, 100 * server / took, nil
+	return seconds
 }
 
 func pause(ctx context.Context, d time.Duration) error {

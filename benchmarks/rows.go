@@ -78,8 +78,13 @@ func start(ctx context.Context, s backends.Outbox, broker backends.Broker, cfg f
 	}), nil
 }
 
-// work is where the workers' time goes, added up.
-type work struct{ read, publish atomic.Int64 }
+// work is what drains cost, added up: the workers' time, in nanoseconds, and CPU
+// time of this process and of the database's sessions that serve it, in seconds.
+type work struct {
+	read, publish  atomic.Int64
+	client, server float64
+	records        int
+}
 
 // drainOnce runs a forwarder from its start until n records are settled and
 // returns records a second.
