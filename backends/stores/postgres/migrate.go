@@ -23,6 +23,7 @@ func (s *Store) migrations() (migration.Set, error) {
 	return migration.Set{
 		Dialect: goose.DialectPostgres, Files: files,
 		Names: s.names.placeholders(s.cfg), Table: s.names.migrations,
+		Exists: "select to_regclass('" + s.names.migrations + "') is not null",
 	}, err
 }
 

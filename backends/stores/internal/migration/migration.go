@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/database"
 
 	"github.com/outmill/outmill/backends"
 )
@@ -21,6 +22,10 @@ type Set struct {
 	Files   fs.FS             // NNNNN_name.sql in goose's format, at the root
 	Names   map[string]string // what is put in place of each placeholder, such as "{{outbox}}"
 	Table   string            // the table of applied versions, schema-qualified where the engine needs it
+
+	// Exists asks whether Table is there, for names that goose cannot look up:
+	// quoted ones. Empty: goose looks.
+	Exists string
 }
 
 // Latest is the newest version in the set.
@@ -119,7 +124,14 @@ func (s Set) provider(db *sql.DB) (*goose.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return goose.NewProvider(s.Dialect, db, files, goose.WithTableName(s.Table),
+	store, err := database.NewStore(s.Dialect, s.Table)
+	if err != nil {
+		return nil, err
+	}
+	if s.Exists != "" {
+		store = versions{Store: store, exists: s.Exists}
+	}
+	return goose.NewProvider("", db, files, goose.WithStore(store),
 		goose.WithDisableGlobalRegistry(true), goose.WithLogger(goose.NopLogger()))
 }
 
