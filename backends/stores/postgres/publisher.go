@@ -45,7 +45,7 @@ func (s *Store) Publisher(tx pgx.Tx) message.Publisher {
 // driver. A *sql.DB, which would take each statement as a transaction of its
 // own, is refused by Publish.
 func (s *Store) SQLPublisher(tx SQLTx) message.Publisher {
-	if tx == nil {
+	if std, ok := tx.(*sql.Tx); tx == nil || ok && std == nil {
 		return refusal{errNilTx}
 	}
 	if _, ok := tx.(beginner); ok {
