@@ -183,6 +183,40 @@ func (s *session) drainTo(n int) []backends.Record {
 	return out
 }
 
+// arrived is a record with when it came.
+type arrived struct {
+	backends.Record
+	at time.Time
+}
+
+// arrivals drains until n records have come, and notes when each did. What a
+// case says of time it says of these, so that a slow machine proves nothing wrong.
+func (s *session) arrivals(n int) []arrived {
+	s.Helper()
+	var out []arrived
+	for end := time.Now().Add(limit); len(out) < n; s.pause(time.Millisecond) {
+		got := s.read(7)
+		for _, r := range got {
+			out = append(out, arrived{r, time.Now()})
+		}
+		s.settle(deliveries(got)...)
+		require.True(s, time.Now().Before(end), "%d of %d records came in %v", len(out), n, limit)
+	}
+	return out
+}
+
+// apart splits arrivals by aggregate.
+func apart(all []arrived) (records map[string][]backends.Record, first map[string]time.Time) {
+	records, first = map[string][]backends.Record{}, map[string]time.Time{}
+	for _, a := range all {
+		records[a.Aggregate] = append(records[a.Aggregate], a.Record)
+		if first[a.Aggregate].IsZero() {
+			first[a.Aggregate] = a.at
+		}
+	}
+	return records, first
+}
+
 func payloads(records []backends.Record) []string {
 	out := make([]string, len(records))
 	for i, r := range records {

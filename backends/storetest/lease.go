@@ -55,9 +55,10 @@ var leaseCases = []testCase{
 		require.Len(f, owner, backends.Shards)
 	}},
 	{"Lease/an expired one is taken over under a higher epoch", func(f *fixture) {
+		end := time.Now().Add(waitABit)
 		a, err := f.box.Lease(f.Context(), "a", waitABit)
 		require.NoError(f, err)
-		require.Empty(f, f.lease("b").Shards, "the term of a has not ended")
+		require.True(f, len(f.lease("b").Shards) == 0 || time.Now().After(end), "the term of a has not ended")
 		b := f.takeOver("b")
 		for i, s := range b.Shards {
 			require.Equal(f, a.Shards[i].Shard, s.Shard)

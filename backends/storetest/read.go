@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"strconv"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -129,11 +130,12 @@ var readCases = []testCase{
 		got := s.read(10)
 		o := outcome(&got[0], backends.Release)
 		o.After = waitABit
+		due := time.Now().Add(waitABit)
 		s.settle(o, outcome(&got[1], backends.Release))
-		require.Empty(f, s.read(10))
-		got = s.drainTo(2)
-		require.Equal(f, numbers(1, 2), payloads(got))
-		require.Zero(f, got[0].Attempts)
+		records, first := apart(s.arrivals(2))
+		require.Equal(f, numbers(1, 2), payloads(records["x"]))
+		require.False(f, first["x"].Before(due), "it did not wait")
+		require.Zero(f, records["x"][0].Attempts)
 	}},
 	{"Read/only leased shards", func(f *fixture) {
 		for i := range 200 {
