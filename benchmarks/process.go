@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -82,27 +81,40 @@ func memory(ctx context.Context, b *bench) error {
 	if err := errors.Join(err, noPeak, stopChild(cmd)); err != nil {
 		return err
 	}
-	half := len(resident) / 2
-	first, second := slices.Max(resident[:half+1]), slices.Max(resident[half:])
 	b.note(fmt.Sprintf("draining a backlog of %d", b.backlog), float64(b.backlog)/took.Seconds(), "msg/s", "")
-	b.note("greatest resident memory, first half of the drain", first, "MiB", "")
-	b.note("the same, second half", second, "MiB", fmt.Sprintf("of %d samples", len(resident)))
+	b.show(sample{Name: "resident memory, every 100 ms", Unit: "MiB", Values: resident})
+	b.printf("  through the drain, in tenths: %s MiB\n", tenths(resident))
 	b.atMost("peak resident memory", peak, 64, "MiB")
-	b.atMost("second half against first: is it flat?", second/first, 1.15, "×")
+	n := len(resident)
+	b.atMost("median of its last quarter against the second: is it flat?", quantile(resident[n-(n+3)/4:], 0.5)/quantile(resident[n/4:n-n/2], 0.5), 1.25, "×")
 	return nil
 }
 
-// watchMemory samples a process until the outbox is empty.
+// tenths lists the medians of ten parts of a series.
+func tenths(values []float64) string {
+	var out []string
+	for i := range 10 {
+		if part := values[i*len(values)/10 : (i+1)*len(values)/10]; len(part) > 0 {
+			out = append(out, number(quantile(part, 0.5)))
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
+// watchMemory samples a process until the outbox is empty, which is asked for
+// less often: it costs more.
 func watchMemory(ctx context.Context, s *postgres.Store, pid int) (resident []float64, err error) {
 	for until := time.Now().Add(2 * patience); time.Now().Before(until); {
-		if err := pause(ctx, 200*time.Millisecond); err != nil {
-			return nil, err
+		for range 5 {
+			if err := pause(ctx, 100*time.Millisecond); err != nil {
+				return nil, err
+			}
+			rss, err := statusMiB(pid, "VmRSS")
+			if err != nil {
+				return nil, err
+			}
+			resident = append(resident, rss)
 		}
-		rss, err := statusMiB(pid, "VmRSS")
-		if err != nil {
-			return nil, err
-		}
-		resident = append(resident, rss)
 		backlog, err := s.Backlog(ctx)
 		if err != nil || backlog.Ready == 0 {
 			return resident, err
