@@ -19,9 +19,9 @@ type Broker struct {
 	cfg Config
 
 	mu     sync.Mutex
-	idle   []*kgo.Client
+	idle   []*session
 	closed bool
-	wg     sync.WaitGroup // clients that are being closed
+	wg     sync.WaitGroup // calls under way, and clients that are being closed
 }
 
 var (
@@ -56,39 +56,41 @@ func (b *Broker) Publish(ctx context.Context, records []backends.Record) error {
 	if len(records) == 0 {
 		return nil
 	}
-	client, err := b.take(ctx)
+	session, err := b.take(ctx)
 	if err != nil {
 		return err
 	}
-	p := newPublish(b.cfg, client, records)
+	p := newPublish(b.cfg, session, records)
+	defer func() { b.giveBack(session, p.sound) }()
 	p.run(ctx)
-	b.giveBack(client, p.sound)
 	return p.answer()
 }
 
-// take returns a client for the caller alone.
-func (b *Broker) take(ctx context.Context) (*kgo.Client, error) {
+// take returns a client for the caller alone, who must give it back.
+func (b *Broker) take(ctx context.Context) (*session, error) {
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()
 		return nil, fmt.Errorf("kafka: %w", backends.ErrClosed)
 	}
+	b.wg.Add(1) // until it is given back
 	if n := len(b.idle); n > 0 {
-		client := b.idle[n-1]
+		s := b.idle[n-1]
 		b.idle = b.idle[:n-1]
 		b.mu.Unlock()
-		return client, nil
+		return s, nil
 	}
 	b.mu.Unlock()
-	client, err := kgo.NewClient(b.cfg.options()...) // fresh: clients sort their options in place
+	s, err := newSession(b.cfg)
 	if err != nil {
+		b.wg.Done()
 		return nil, fmt.Errorf("kafka: make a client: %w", err)
 	}
-	if err := reach(ctx, client); err != nil {
-		b.giveBack(client, false)
+	if err := reach(ctx, s.client); err != nil {
+		b.giveBack(s, false)
 		return nil, err
 	}
-	return client, nil
+	return s, nil
 }
 
 func reach(ctx context.Context, client *kgo.Client) error {
@@ -102,39 +104,40 @@ func reach(ctx context.Context, client *kgo.Client) error {
 
 // giveBack keeps a sound client for the next call. One that has met an unknown
 // outcome is dropped: its producer may never work again.
-func (b *Broker) giveBack(client *kgo.Client, sound bool) {
+func (b *Broker) giveBack(s *session, sound bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer b.wg.Done()
 	if sound && !b.closed {
-		b.idle = append(b.idle, client)
+		b.idle = append(b.idle, s)
 		return
 	}
-	b.wg.Go(client.Close)
+	b.wg.Go(s.client.Close)
 }
 
 // Ping implements [backends.Pinger].
 func (b *Broker) Ping(ctx context.Context) error {
-	client, err := b.take(ctx)
+	s, err := b.take(ctx)
 	if err != nil {
 		return err
 	}
-	err = reach(ctx, client)
-	b.giveBack(client, err == nil)
+	err = reach(ctx, s.client)
+	b.giveBack(s, err == nil)
 	return err
 }
 
-// Close implements [backends.Broker]. Calls of Publish that are under way come
-// to their end; their clients are closed then.
+// Close implements [backends.Broker]. It waits for calls of Publish that are
+// under way and for every connection to be closed, until ctx ends.
 func (b *Broker) Close(ctx context.Context) error {
 	b.mu.Lock()
 	b.closed = true
-	for _, client := range b.idle {
-		b.wg.Go(client.Close)
+	for _, s := range b.idle {
+		b.wg.Go(s.client.Close)
 	}
 	b.idle = nil
 	b.mu.Unlock()
 	done := make(chan struct{})
-	go func() { b.wg.Wait(); close(done) }() // ends with the clients
+	go func() { b.wg.Wait(); close(done) }() // ends with the calls and clients
 	select {
 	case <-done:
 		return nil

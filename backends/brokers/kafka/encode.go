@@ -11,6 +11,9 @@ import (
 // uuidHeader is where watermill-kafka's default marshaler keeps the message id.
 const uuidHeader = "_watermill_message_uuid"
 
+// nowhere is the partition of a record that the client has not placed.
+const nowhere = -1
+
 // What a record and a record batch take beside keys and values, at most: the
 // batch's header is 61 bytes, a record's fixed fields are varints.
 const (
@@ -55,7 +58,7 @@ func (a *arena) record(out *kgo.Record, r *backends.Record) {
 	for k, v := range r.Headers() {
 		a.headers = append(a.headers, kgo.RecordHeader{Key: k, Value: a.string(v)})
 	}
-	out.Topic = r.Topic
+	out.Topic, out.Partition = r.Topic, nowhere
 	out.Headers = a.headers[first:len(a.headers):len(a.headers)]
 	out.Value = a.keep(r.Payload)
 	if r.Aggregate != "" {

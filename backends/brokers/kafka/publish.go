@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -15,7 +14,7 @@ import (
 // publish is one call of Publish.
 type publish struct {
 	cfg     Config
-	client  *kgo.Client
+	session *session
 	records []backends.Record
 	encoded []kgo.Record
 	sizes   []int
@@ -35,9 +34,9 @@ type failure struct {
 // Why records are not sent.
 var errBehind = errors.New("kafka: an earlier record of the aggregate was not accepted")
 
-func newPublish(cfg Config, client *kgo.Client, records []backends.Record) *publish {
+func newPublish(cfg Config, session *session, records []backends.Record) *publish {
 	p := &publish{
-		cfg: cfg, client: client, records: records, sound: true,
+		cfg: cfg, session: session, records: records, sound: true,
 		failed: map[int]failure{}, stopped: map[string]bool{}, blocked: map[string]error{},
 	}
 	p.encoded, p.sizes = encode(records)
@@ -120,54 +119,6 @@ func (p *publish) fail(i int, state backends.State, err error) {
 	p.stopped[p.records[i].Aggregate] = true
 }
 
-// send produces a wave and waits for every answer, or for ctx.
-//
-// The client answers in its own time: it cannot take back a record that is on
-// its way. So the answers go to a place of their own, which is let go when ctx
-// ends.
-func (p *publish) send(ctx context.Context, wave []int) {
-	a := &answers{left: len(wave), errs: make([]error, len(wave)), done: make(chan struct{})}
-	for n := range a.errs {
-		a.errs[n] = errNoAnswer
-	}
-	for n, i := range wave {
-		p.client.Produce(ctx, &p.encoded[i], func(_ *kgo.Record, err error) { a.set(n, err) })
-	}
-	if err := p.client.Flush(ctx); err == nil {
-		<-a.done // a flush returns when all promises are kept
-	}
-	p.take(ctx, wave, a.close())
-}
-
-var errNoAnswer = errors.New("kafka: the broker did not answer in time")
-
-type answers struct {
-	mu     sync.Mutex
-	closed bool
-	left   int
-	errs   []error
-	done   chan struct{}
-}
-
-func (a *answers) set(n int, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.closed {
-		return
-	}
-	a.errs[n] = err
-	if a.left--; a.left == 0 {
-		close(a.done)
-	}
-}
-
-func (a *answers) close() []error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.closed = true
-	return a.errs
-}
-
 // place is a partition: its records of a wave were one batch.
 type place struct {
 	topic     string
@@ -211,7 +162,7 @@ func (p *publish) placeOf(i int) place { return place{p.records[i].Topic, p.enco
 func (p *publish) reset(indexes []int) {
 	for _, i := range indexes {
 		e := &p.encoded[i]
-		*e = kgo.Record{Topic: e.Topic, Key: e.Key, Value: e.Value, Headers: e.Headers}
+		*e = kgo.Record{Partition: nowhere, Topic: e.Topic, Key: e.Key, Value: e.Value, Headers: e.Headers}
 	}
 }
 
@@ -235,6 +186,9 @@ func (p *publish) classify(ctx context.Context, i int, err error) {
 		// An operator mends this; the records are as good as before.
 		p.fail(i, backends.Rejected, backends.Unavailable(fmt.Errorf("%w: grant Write to the user", err)))
 		p.blocked[topic] = backends.Unavailable(err)
+	case errors.Is(err, errNotLeft):
+		p.fail(i, backends.NotSent, backends.Unavailable(fmt.Errorf("%w: %w", err, context.Cause(ctx))))
+		p.sound = false
 	default:
 		// It may be there. Whatever the client's state is now, a new one starts
 		// clean; partitions of other topics have given their answers.
