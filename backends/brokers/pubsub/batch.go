@@ -1,7 +1,10 @@
 package pubsub
 
 import (
+	"bytes"
 	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/outmill/outmill/backends"
 )
@@ -37,22 +40,25 @@ func newBatch(records []backends.Record) *batch {
 	}
 }
 
-// start says what to do with a record: publish it, pass it over (nil), or stop.
-func (b *batch) start(i int) (r *backends.Record, ok bool) {
+// start says what to do with a record: publish it as this message, pass it over
+// (nil), or stop. The message holds nothing of the record's: records are the
+// caller's again once the batch is closed, and some publishers keep messages.
+func (b *batch) start(i int) (topic string, m *message.Message, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed {
-		return nil, false
+		return "", nil, false
 	}
-	// A copy: the batch's records belong to the caller once it is closed.
-	c := b.records[i]
-	if c.Aggregate != "" && b.failed[c.Aggregate] || b.blocked[c.Topic] {
+	r := &b.records[i]
+	if r.Aggregate != "" && b.failed[r.Aggregate] || b.blocked[r.Topic] {
 		b.state[i] = behind
-		b.failed[c.Aggregate] = true
-		return nil, true
+		b.failed[r.Aggregate] = true
+		return "", nil, true
 	}
 	b.state[i] = sending
-	return &c, true
+	m = r.Message()
+	m.Payload = bytes.Clone(m.Payload)
+	return r.Topic, m, true
 }
 
 func (b *batch) end(i int, err error) {

@@ -12,13 +12,11 @@
 package pubsub
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"sync"
-	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -32,7 +30,8 @@ type Config struct {
 
 	// Classify may mark a publisher's error by [backends.Permanent] or
 	// [backends.Unavailable]. Default: errors are left as they are, which is
-	// retryable unless the publisher marks them itself.
+	// retryable unless the publisher marks them itself. A nil result counts for
+	// nothing. It may be called by several goroutines at once.
 	Classify func(error) error
 
 	// ClosePublisher makes Close close the publisher too. Publishers made by a
@@ -52,27 +51,8 @@ type Broker struct {
 	mu      sync.Mutex
 	closed  bool
 	current *generation
-	wg      sync.WaitGroup // calls and closings under way
-}
-
-// generation is a publisher with its lanes. One of a factory is replaced when a
-// call hangs in it.
-type generation struct {
-	publisher message.Publisher
-	lanes     []lane
-}
-
-// lane holds one token. Who publishes in the lane has it, and keeps it while a
-// call hangs.
-type lane struct {
-	token   chan struct{}
-	current atomic.Pointer[batch] // of who has the token
-}
-
-// hung reports whether a call that was given up has not returned.
-func (l *lane) hung() bool {
-	b := l.current.Load()
-	return b != nil && b.ended()
+	making  *making        // the factory is at work
+	wg      sync.WaitGroup // calls, closings and makings under way
 }
 
 // New makes a broker of a publisher, which stays the caller's unless
@@ -91,7 +71,8 @@ func New(publisher message.Publisher, cfg Config) (*Broker, error) {
 
 // NewFactory makes a broker that makes its publisher when it needs one, and
 // another when a call hangs: some publishers never recover from a connection
-// that died under them.
+// that died under them. The factory runs in a goroutine of its own, one at a
+// time; whoever needs its publisher waits for it no longer than its context lasts.
 func NewFactory(factory func() (message.Publisher, error), cfg Config) (*Broker, error) {
 	if factory == nil {
 		return nil, errors.New("pubsub: the factory is nil")
@@ -114,15 +95,6 @@ func newBroker(cfg Config) (*Broker, error) {
 	return &Broker{cfg: cfg, seed: maphash.MakeSeed()}, nil
 }
 
-func newGeneration(p message.Publisher, lanes int) *generation {
-	g := &generation{publisher: p, lanes: make([]lane, lanes)}
-	for i := range g.lanes {
-		g.lanes[i].token = make(chan struct{}, 1)
-		g.lanes[i].token <- struct{}{}
-	}
-	return g
-}
-
 // Why records are not sent.
 var (
 	errHung   = backends.Unavailable(errors.New("pubsub: an earlier call to the publisher has not returned"))
@@ -137,7 +109,7 @@ func (b *Broker) Publish(ctx context.Context, records []backends.Record) error {
 	if len(records) == 0 {
 		return nil
 	}
-	g, err := b.begin()
+	g, err := b.begin(ctx)
 	if err != nil {
 		return err
 	}
@@ -167,40 +139,13 @@ func (b *Broker) Publish(ctx context.Context, records []backends.Record) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		if hung := batch.close(context.Cause(ctx)); len(hung) > 0 {
+	}
+	if ctx.Err() != nil { // the lanes may have seen it first
+		if hung := batch.close(backends.Unavailable(context.Cause(ctx))); len(hung) > 0 {
 			b.replace(g)
 		}
 	}
 	return batch.answer()
-}
-
-// begin returns the publisher to use. The caller owes wg.Done.
-func (b *Broker) begin() (*generation, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closed {
-		return nil, fmt.Errorf("pubsub: %w", backends.ErrClosed)
-	}
-	if b.current == nil {
-		p, err := b.make()
-		if err != nil {
-			return nil, backends.Unavailable(fmt.Errorf("pubsub: make a publisher: %w", err))
-		}
-		b.current = newGeneration(p, b.cfg.Lanes)
-	}
-	b.wg.Add(1)
-	return b.current, nil
-}
-
-// replace drops a publisher in which a call hangs, if another can be made.
-func (b *Broker) replace(g *generation) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.make == nil || b.current != g {
-		return
-	}
-	b.current = nil
-	b.wg.Go(func() { _ = g.publisher.Close() }) // it is dropped either way
 }
 
 // lane publishes the records of one lane, one by one.
@@ -220,32 +165,37 @@ func (b *Broker) lane(ctx context.Context, g *generation, l *lane, batch *batch,
 		l.token <- struct{}{}
 	}()
 	for _, i := range indexes {
-		r, ok := batch.start(i)
+		topic, m, ok := batch.start(i)
 		if !ok {
 			return
 		}
-		if r == nil {
+		if m == nil {
 			continue // behind a failure
 		}
-		err := call(ctx, g.publisher, r)
-		if err != nil && b.cfg.Classify != nil {
-			err = b.cfg.Classify(err)
-		}
-		batch.end(i, err)
+		m.SetContext(ctx)
+		batch.end(i, b.call(g.publisher, topic, m))
 	}
 }
 
-// call turns a panic of the publisher into an error.
-func call(ctx context.Context, p message.Publisher, r *backends.Record) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("pubsub: the publisher panicked with a value of type %T", v)
+// call publishes a message. A panic of the publisher becomes an error, and so
+// does one of Classify.
+func (b *Broker) call(p message.Publisher, topic string, m *message.Message) (err error) {
+	defer recovered("publisher", &err)
+	err = p.Publish(topic, m)
+	if err != nil && b.cfg.Classify != nil {
+		if c := b.cfg.Classify(err); c != nil { // it classes failures, it cannot undo them
+			err = c
 		}
-	}()
-	m := r.Message()
-	m.Payload = bytes.Clone(m.Payload) // some publishers keep the message
-	m.SetContext(ctx)
-	return p.Publish(r.Topic, m)
+	}
+	return err
+}
+
+// recovered is deferred. It names the panic's type only: its text may hold what
+// was to be published.
+func recovered(what string, err *error) {
+	if v := recover(); v != nil {
+		*err = fmt.Errorf("pubsub: the %s panicked with a value of type %T", what, v)
+	}
 }
 
 // Close implements [backends.Broker]. It waits for calls under way until ctx
