@@ -1,11 +1,14 @@
 package kafka_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/stretchr/testify/require"
@@ -119,4 +122,61 @@ func states(t *testing.T, err error) []string {
 		out = append(out, fmt.Sprint(x.Index, " ", x.State, " ", backends.ClassOf(x.Err)))
 	}
 	return out
+}
+
+// What a cluster's refusals of a whole request come to, for one aggregate of
+// three records and a topic beside it that is well.
+func TestPublish_ClassesOfRefusals(t *testing.T) {
+	const (
+		permanent   = "0 rejected permanent, 1 not sent retryable, 2 not sent retryable"
+		forAll      = "0 rejected permanent, 1 rejected permanent, 2 rejected permanent"
+		unreachable = "0 unknown unavailable, 1 unknown unavailable, 2 unknown unavailable"
+		forbidden   = "0 rejected unavailable, 1 rejected unavailable, 2 rejected unavailable"
+	)
+	for code, want := range map[*kerr.Error]string{
+		kerr.MessageTooLarge:              permanent,
+		kerr.RecordListTooLarge:           permanent,
+		kerr.InvalidRecord:                permanent,
+		kerr.InvalidTimestamp:             permanent,
+		kerr.CorruptMessage:               permanent,
+		kerr.InvalidTopicException:        forAll,
+		kerr.TopicAuthorizationFailed:     forbidden,
+		kerr.NotEnoughReplicas:            unreachable,
+		kerr.NotLeaderForPartition:        unreachable,
+		kerr.KafkaStorageError:            unreachable,
+		kerr.OutOfOrderSequenceNumber:     unreachable,
+		kerr.InvalidProducerEpoch:         unreachable,
+		kerr.ProducerFenced:               unreachable,
+		kerr.UnknownServerError:           unreachable,
+		kerr.NotEnoughReplicasAfterAppend: unreachable,
+	} {
+		t.Run(code.Message, func(t *testing.T) {
+			f := openFake(t)
+			bad, good := f.Topic(), f.Topic()
+			f.reply(func(topic string) *kerr.Error {
+				if topic == bad {
+					return code
+				}
+				return nil
+			})
+			// The two share a request where they share a broker, and a refusal by the
+			// test is of the whole request: they go one after the other.
+			records := numbered(bad, 3)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			err := f.broker.Publish(ctx, records)
+			cancel()
+			require.Equal(t, want, strings.Join(states(t, err), ", "))
+			require.NoError(t, f.broker.Publish(t.Context(), numbered(good, 3)))
+
+			// Mended, the same object goes on, with nothing missing.
+			f.reply(nil)
+			require.NoError(t, f.broker.Publish(t.Context(), records))
+			got, err := f.Read(t.Context(), bad, 3)
+			require.NoError(t, err)
+			require.Len(t, got, 3)
+			for i, m := range got {
+				require.Equal(t, records[i].MessageID, m.ID)
+			}
+		})
+	}
 }
