@@ -22,27 +22,27 @@ const (
 	headerOverhead = 10
 )
 
+// addedBytes is about what the values of the headers take that the outbox adds,
+// beside the aggregate and the topic.
+const addedBytes = 56
+
 // encode makes Kafka records, with their sizes. What they hold is a copy, in one
 // piece for the batch: the client may still hold it after Publish has returned.
 func encode(records []backends.Record) ([]kgo.Record, []int) {
 	out := make([]kgo.Record, len(records))
 	sizes := make([]int, len(records))
 	total, headers := 0, 0
-	for i := range records {
+	for i := range records { // an estimate: what grows beyond it is right all the same
 		r := &records[i]
-		n := len(r.Payload) + len(r.Aggregate) + len(r.MessageID)
-		headers++
-		for k, v := range r.Headers() {
-			n += len(v)
-			sizes[i] += len(k) + headerOverhead
-			headers++
+		total += len(r.Payload) + 2*len(r.Aggregate) + len(r.MessageID) + len(r.Topic) + addedBytes
+		for _, v := range r.Metadata {
+			total += len(v)
 		}
-		total += n
-		sizes[i] += n + recordOverhead + len(uuidHeader) + headerOverhead
+		headers += len(r.Metadata) + 5
 	}
 	a := arena{bytes: make([]byte, 0, total), headers: make([]kgo.RecordHeader, 0, headers)}
 	for i := range records {
-		a.record(&out[i], &records[i])
+		sizes[i] = a.record(&out[i], &records[i])
 	}
 	return out, sizes
 }
@@ -52,11 +52,12 @@ type arena struct {
 	headers []kgo.RecordHeader
 }
 
-func (a *arena) record(out *kgo.Record, r *backends.Record) {
+func (a *arena) record(out *kgo.Record, r *backends.Record) (size int) {
 	first := len(a.headers)
-	a.headers = append(a.headers, kgo.RecordHeader{Key: uuidHeader, Value: a.string(r.MessageID)})
+	size = recordOverhead + len(r.Payload) + len(r.Aggregate)
+	size += a.header(uuidHeader, r.MessageID)
 	for k, v := range r.Headers() {
-		a.headers = append(a.headers, kgo.RecordHeader{Key: k, Value: a.string(v)})
+		size += a.header(k, v)
 	}
 	out.Topic, out.Partition = r.Topic, nowhere
 	out.Headers = a.headers[first:len(a.headers):len(a.headers)]
@@ -64,6 +65,12 @@ func (a *arena) record(out *kgo.Record, r *backends.Record) {
 	if r.Aggregate != "" {
 		out.Key = a.string(r.Aggregate)
 	}
+	return size
+}
+
+func (a *arena) header(key, value string) (size int) {
+	a.headers = append(a.headers, kgo.RecordHeader{Key: key, Value: a.string(value)})
+	return len(key) + len(value) + headerOverhead
 }
 
 func (a *arena) string(s string) []byte {
