@@ -33,6 +33,9 @@ func TestSuite_RejectsPlantedFaults(t *testing.T) {
 		"missing topic stops others":    "Refuse/a missing topic",
 		"lost on a partly failed batch": "Refuse/exactly",
 		"wrong index":                   "Refuse/exactly",
+		"panics on an odd record":       "Refuse/odd",
+		"odd record stops others":       "Refuse/odd",
+		"lost behind an odd record":     "Refuse/odd",
 		"neighbour blamed":              "Refuse/exactly",
 		"class lost":                    "Refuse/a missing topic",
 		"slice kept":                    "Keep/",
@@ -219,6 +222,11 @@ func (b *memoryBroker) accept(records []backends.Record) error {
 	for i, r := range records {
 		_, there := b.topics[r.Topic]
 		switch {
+		case r.Metadata == nil && b.fault == "panics on an odd record":
+			panic("assignment to entry in nil map")
+		case r.Topic == "" && b.fault == "odd record stops others":
+			return errRefused
+		case b.fault == "lost behind an odd record" && i > 0 && records[i-1].MessageID == "":
 		case stopped[r.Aggregate] && b.fault != "order lost after a failure" && b.fault != "pipelined past a failure":
 			fail(i, backends.NotSent, errors.New("behind a failure"))
 		case !there && b.fault == "unroutable reported as sent":

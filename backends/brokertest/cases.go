@@ -72,6 +72,7 @@ var cases = []testCase{
 	{"Refuse/exactly the refused one, and what follows it in its aggregate", refuse},
 	{"Refuse/a retry comes before what it precedes", refuseThenMend},
 	{"Refuse/a missing topic is named, others go on", missing},
+	{"Refuse/odd records are answered, others go on", odd},
 	{"Limit/a context that has ended accepts nothing it does not own up to", func(f *fixture) {
 		topic := f.Topic()
 		ctx, cancel := context.WithCancel(f.Context())
