@@ -12,6 +12,9 @@ import (
 
 // Parked implements [backends.DeadLetters].
 func (s *Store) Parked(ctx context.Context, after string, limit int) ([]backends.ParkedAggregate, error) {
+	if limit < 0 {
+		return nil, fmt.Errorf("memory: list parked aggregates: limit is %d, allowed is 0 or more", limit)
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -42,6 +45,9 @@ func (s *Store) Parked(ctx context.Context, after string, limit int) ([]backends
 func (s *Store) Dead(ctx context.Context, f backends.DeadFilter) ([]backends.DeadLetter, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if f.Limit < 0 {
+		return nil, fmt.Errorf("memory: list dead letters: Limit is %d, allowed is 0 or more", f.Limit)
 	}
 	if f.Limit == 0 {
 		f.Limit = 100
