@@ -102,12 +102,13 @@ func (w *world) order(got []backends.Record, i int, want backends.Want, clock in
 	}
 }
 
-// due is what a read must not answer with nothing to.
+// due is what a read must not answer with nothing to. A wait may be longer by
+// the time that an answer took, a second here.
 func (w *world) due(want backends.Want, now time.Time) []*stored {
 	waits := map[string]bool{}
 	for _, r := range w.visible() {
 		k := key(&r.Record)
-		waits[k] = waits[k] || now.Before(r.next) || now.Before(w.released[r.Shard][k])
+		waits[k] = waits[k] || now.Before(r.next.Add(time.Second)) || now.Before(w.released[r.Shard][k])
 	}
 	return slices.DeleteFunc(w.visible(), func(r *stored) bool {
 		_, leased := w.lease.Epoch(r.Shard)
