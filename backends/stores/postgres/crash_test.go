@@ -1,19 +1,18 @@
 package postgres
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -21,161 +20,219 @@ import (
 	"github.com/outmill/outmill/internal/testenv"
 )
 
-// doomed is a server of the test's own, which writes its log out late, so that a
-// crash takes the last commits with it.
-type doomed struct {
+// ownServer is a server that a test may crash.
+type ownServer struct {
 	t    *testing.T
 	port int
 }
 
-func startDoomed(t *testing.T) *doomed {
+// newServer starts a server whose commits reach the disk late.
+func newServer(t *testing.T) *ownServer {
 	t.Helper()
-	testenv.Server(t, testenv.PostgresURL) // where there is no Postgres, there is none to be started
+	testenv.Server(t, testenv.PostgresURL) // where servers are not wanted, not this one either
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	d := &doomed{t: t, port: l.Addr().(*net.TCPAddr).Port}
+	s := &ownServer{t: t, port: l.Addr().(*net.TCPAddr).Port}
 	require.NoError(t, l.Close())
-	d.script("start")
-	t.Cleanup(func() { d.script("wipe") })
-	return d
+	t.Cleanup(func() { s.script("wipe") })
+	s.script("start")
+	return s
 }
 
-func (d *doomed) script(verb string) {
-	d.t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.t.Context()), 2*time.Minute)
+func (s *ownServer) script(verb string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.t.Context()), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join("..", "..", "..", "scripts", "services", "postgres.sh"), verb)
-	cmd.Env = append(os.Environ(), "OUTMILL_POSTGRES_PORT="+strconv.Itoa(d.port), "OUTMILL_POSTGRES_ARGS=-c wal_writer_delay=10s -c autovacuum=off")
-	out, err := cmd.CombinedOutput()
-	require.NoError(d.t, err, "postgres.sh %s: %s", verb, out)
+	cmd := exec.CommandContext(ctx, "../../../scripts/services/postgres.sh", verb)
+	cmd.Env = append(os.Environ(), "OUTMILL_POSTGRES_PORT="+strconv.Itoa(s.port),
+		"OUTMILL_POSTGRES_ARGS=-c synchronous_commit=off -c wal_writer_delay=10s -c checkpoint_timeout=1h -c autovacuum=off")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	require.NoError(s.t, cmd.Run(), "%s", &out)
 }
 
-func (d *doomed) pool() *pgxpool.Pool {
-	d.t.Helper()
-	p, err := pgxpool.New(d.t.Context(), fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", d.port))
-	require.NoError(d.t, err)
-	d.t.Cleanup(p.Close)
-	return p
+// freeze stops the process that writes the log out: from now on commits are in
+// the server's memory only.
+func (s *ownServer) freeze(w *randomWorld) (walWriter int) {
+	s.t.Helper()
+	require.NoError(s.t, w.pool.QueryRow(s.t.Context(), "select pid from pg_stat_activity where backend_type = 'walwriter'").Scan(&walWriter))
+	require.NoError(s.t, syscall.Kill(walWriter, syscall.SIGSTOP))
+	return walWriter
 }
 
-// crashWorld is what one forwarder remembers across the crash of its server.
-type crashWorld struct {
-	*testing.T
-	pool   *pgxpool.Pool
-	store  *Store
-	lease  backends.Lease
-	reader backends.Reader
+// kill ends the whole server at once.
+func (s *ownServer) kill(w *randomWorld, walWriter int) {
+	s.t.Helper()
+	var dir string
+	require.NoError(s.t, w.pool.QueryRow(s.t.Context(), "select current_setting('data_directory')").Scan(&dir))
+	text, err := os.ReadFile(dir + "/postmaster.pid")
+	require.NoError(s.t, err)
+	first, _, _ := strings.Cut(string(text), "\n")
+	pid, err := strconv.Atoi(first)
+	require.NoError(s.t, err)
+	require.NoError(s.t, syscall.Kill(pid, syscall.SIGKILL))
+	require.NoError(s.t, syscall.Kill(walWriter, syscall.SIGKILL))
+	s.script("start")
 }
 
-// commit publishes one message for each of many aggregates. Lazy commits reach
-// the disk some time later.
-func (w *crashWorld) commit(names string, n int, lazy bool) {
-	w.Helper()
-	for i := range n {
-		tx, err := w.pool.Begin(w.Context())
-		require.NoError(w, err)
-		if lazy {
-			_, err = tx.Exec(w.Context(), "set local synchronous_commit = off")
-			require.NoError(w, err)
-		}
-		m := message.NewMessage(watermill.NewUUID(), []byte(names+strconv.Itoa(i)))
-		backends.SetAggregate(m, "a"+strconv.Itoa(i%10))
-		require.NoError(w, w.store.Publisher(tx).Publish("t", m))
-		require.NoError(w, tx.Commit(w.Context()))
+// killOne ends one process of the server, which then recovers by itself.
+func (s *ownServer) killOne(_ *randomWorld, walWriter int) {
+	s.t.Helper()
+	require.NoError(s.t, syscall.Kill(walWriter, syscall.SIGKILL))
+}
+
+func (s *ownServer) config() *pgxpool.Config {
+	s.t.Helper()
+	cfg, err := pgxpool.ParseConfig(fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", s.port))
+	require.NoError(s.t, err)
+	return cfg
+}
+
+// A crash takes the last commits, their transaction ids and their row ids with
+// it, and all are given out again. A reader that lived through it finds what is
+// there now, and its late word for what is gone hits nothing.
+func TestReader_LivesThroughACrash(t *testing.T) {
+	s := newServer(t)
+	for name, c := range map[string]struct {
+		crash   func(w *randomWorld, walWriter int)
+		noToken bool
+	}{
+		"kill -9":            {crash: s.kill},
+		"one process killed": {crash: s.killOne},
+		"no token (planted)": {crash: s.killOne, noToken: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := worldAt(t, s.config(), 0, On)
+			if c.noToken {
+				_, err := w.pool.Exec(t.Context(), "alter table "+w.store.names.incarnation+" set logged")
+				require.NoError(t, err)
+				require.ErrorContains(t, w.store.Check(t.Context()), "set unlogged")
+			}
+			lease, err := w.store.Lease(t.Context(), "a", time.Hour)
+			require.NoError(t, err)
+			r := w.store.Reader().(*reader)
+			x := &worldReader{w: w, reader: r}
+			require.NoError(t, w.publishTo(t.Context(), "before", 5))
+			require.Equal(t, 5, x.drainAll(t, lease))
+			_, err = w.pool.Exec(t.Context(), "checkpoint")
+			require.NoError(t, err)
+
+			walWriter := s.freeze(w)
+			for i := range 100 { // these will never have been
+				require.NoError(t, w.publishTo(t.Context(), "gone"+strconv.Itoa(i), 1))
+			}
+			gone, err := r.Read(t.Context(), lease, backends.Want{Limit: 1000})
+			require.NoError(t, err)
+			require.Len(t, gone, 100)
+			c.crash(w, walWriter)
+			w.awaitRecovery(t, walWriter)
+
+			for i := range 50 {
+				require.NoError(t, w.publishTo(t.Context(), "fresh"+strconv.Itoa(i), 1))
+			}
+			require.NoError(t, w.burn(t.Context(), 200)) // or the ids alone would tell
+			r.scan.SafetyNet(time.Now())                 // not what is tried here
+			late := r.Settle(t.Context(), lease, deliver(gone))
+			var n, reused int
+			require.NoError(t, w.pool.QueryRow(t.Context(), "select count(*), count(*) filter (where id <= $1) from "+w.store.names.outbox+" where aggregate like 'fresh%'",
+				maxID(gone)).Scan(&n, &reused))
+			require.Positive(t, reused, "no id was given out again: nothing is tried")
+			require.Equal(t, 50, n, "a late word removed what it did not mean")
+			got := x.drainAll(t, lease)
+			if c.noToken {
+				require.Less(t, got, 50, "the planted fault does not show")
+				return
+			}
+			require.NoError(t, late)
+			require.Equal(t, 50, got)
+		})
 	}
 }
 
-// names reads all there is.
-func (w *crashWorld) names() (out []string, records []backends.Record) {
-	w.Helper()
-	for {
-		got, err := w.reader.Read(w.Context(), w.lease, backends.Want{Limit: 1000})
-		require.NoError(w, err)
-		if len(got) == 0 {
-			return out, records
-		}
-		require.NoError(w, w.reader.Settle(w.Context(), w.lease, deliver(got)))
-		for _, r := range got {
-			out = append(out, string(r.Payload))
-		}
-		records = append(records, got...)
-	}
-}
-
-// 1. Transactions commit without waiting for the disk; a reader sees their rows,
-// so its memory of transaction ids and row ids runs ahead of the disk.
-// 2. The server crashes. Ids above what was on disk are handed out again.
-// 3. New rows lie below what the reader remembers: it must forget.
-func (w *crashWorld) crash(d *doomed) (lost []backends.Record, before, after []int64) {
-	w.Helper()
-	w.commit("kept", 5, false)
-	_, kept := w.names()
-	w.commit("lost", 300, true)
-	got, err := w.reader.Read(w.Context(), w.lease, backends.Want{Limit: 1000})
-	require.NoError(w, err)
-	require.Len(w, got, 300)
-	d.script("crash")
-	d.script("start")
-	w.pool.Reset()
-	w.commit("fresh", 20, false)
-	for _, r := range got {
-		before = append(before, r.ID)
-	}
-	rows, err := w.pool.Query(w.Context(), "select id from "+w.store.names.outbox+" where convert_from(payload, 'UTF8') like 'fresh%'")
-	require.NoError(w, err)
-	for rows.Next() {
-		var id int64
-		require.NoError(w, rows.Scan(&id))
-		after = append(after, id)
-	}
-	require.NoError(w, rows.Err())
-	_ = kept
-	return got, before, after
-}
-
-func newCrashWorld(t *testing.T, pool *pgxpool.Pool, schema string) *crashWorld {
+// awaitRecovery waits until the server has a new process in place of one that
+// was killed.
+func (w *randomWorld) awaitRecovery(t *testing.T, killed int) {
 	t.Helper()
-	s, err := New(pool, Config{Schema: schema})
-	require.NoError(t, err)
-	require.NoError(t, s.Migrate(t.Context()))
-	lease, err := s.Lease(t.Context(), "crash", time.Hour)
-	require.NoError(t, err)
-	w := &crashWorld{T: t, pool: pool, store: s, lease: lease, reader: s.Reader()}
-	w.names() // makes the token
-	_, err = pool.Exec(t.Context(), "checkpoint")
-	require.NoError(t, err)
-	return w
+	require.Eventually(t, func() bool {
+		w.pool.Reset()
+		var pid int
+		err := w.pool.QueryRow(t.Context(), "select pid from pg_stat_activity where backend_type = 'walwriter'").Scan(&pid)
+		return err == nil && pid != killed
+	}, time.Minute, 20*time.Millisecond)
+	w.pool.Reset()
 }
 
-func TestCrash_MemoryAheadOfTheDisk(t *testing.T) {
-	d := startDoomed(t)
-	w := newCrashWorld(t, d.pool(), "sound")
-	lost, before, after := w.crash(d)
-	require.Less(t, after[0], before[len(before)-1], "no id was handed out again: the crash proves nothing")
+func maxID(records []backends.Record) (id int64) {
+	for _, r := range records {
+		id = max(id, r.ID)
+	}
+	return id
+}
 
-	// A late word about what was lost does not hit the new bearers of its ids.
-	require.NoError(t, w.reader.Settle(t.Context(), w.lease, deliver(lost)))
-	names, _ := w.names()
-	fresh := 0
-	for _, name := range names {
-		if strings.HasPrefix(name, "fresh") {
-			fresh++
+// burn uses transaction ids up.
+func (w *randomWorld) burn(ctx context.Context, n int) error {
+	for range n {
+		if _, err := w.pool.Exec(ctx, "insert into "+w.schema+".noise values (1)"); err != nil {
+			return err
 		}
 	}
-	require.Equal(t, 20, fresh, "rows committed after the crash were left behind: %v", names)
+	return nil
 }
 
-// The same without the token: the table is not emptied by the crash. It must show.
-func TestCrash_WithoutTheTokenItShows(t *testing.T) {
-	d := startDoomed(t)
-	w := newCrashWorld(t, d.pool(), "spoilt")
-	_, err := w.pool.Exec(t.Context(), "alter table "+w.store.names.incarnation+" set logged")
+// An outbox moves to a new server, whose transaction ids are far behind, under a
+// reader that goes on.
+func TestReader_DumpAndRestore(t *testing.T) {
+	old := newRandomWorld(t, 0, On)
+	lease, err := old.store.Lease(t.Context(), "a", time.Hour)
 	require.NoError(t, err)
-	_, err = w.pool.Exec(t.Context(), "checkpoint")
+	x := &worldReader{w: old, reader: old.store.Reader().(*reader)}
+	require.NoError(t, old.publishTo(t.Context(), "delivered", 20))
+	require.Equal(t, 20, x.drainAll(t, lease))
+	require.NoError(t, old.publishTo(t.Context(), "pending", 20))
+	pending, err := x.reader.Read(t.Context(), lease, backends.Want{Limit: 7})
 	require.NoError(t, err)
-	require.ErrorContains(t, w.store.Check(t.Context()), "must be unlogged")
-	w.crash(d)
-	got, err := w.reader.Read(t.Context(), w.lease, backends.Want{Limit: 1000})
+	require.Len(t, pending, 7)
+
+	s := newServer(t)
+	moved := worldAt(t, s.config(), 0, On)
+	for _, table := range [][2]string{
+		{old.store.names.outbox, moved.store.names.outbox},
+		{old.store.names.sequences, moved.store.names.sequences},
+		{old.store.names.incarnation, moved.store.names.incarnation},
+	} {
+		copyTable(t, old.pool, moved.pool, table[0], table[1])
+	}
+	_, err = moved.pool.Exec(t.Context(), "select setval(pg_get_serial_sequence($1, 'id'), (select max(id) from "+moved.store.names.outbox+"))", moved.store.names.outbox)
 	require.NoError(t, err)
-	require.Less(t, len(got), 20, "a reader that was not told of the crash found everything: the test proves nothing")
+	require.NoError(t, moved.publishTo(t.Context(), "fresh", 20))
+	lease, err = moved.store.Lease(t.Context(), "a", time.Hour)
+	require.NoError(t, err)
+	t.Run("a reader that goes on", func(t *testing.T) {
+		r := *x.reader
+		r.store = moved.store
+		got, err := r.Read(t.Context(), lease, backends.Want{Limit: 1000})
+		require.NoError(t, err)
+		require.Len(t, got, 40)
+	})
+	t.Run("a new one", func(t *testing.T) {
+		fresh := &worldReader{w: moved, reader: moved.store.Reader().(*reader)}
+		require.Equal(t, 40, fresh.drainAll(t, lease))
+		require.NoError(t, moved.publishTo(t.Context(), "fresh", 5))
+		require.Equal(t, 5, fresh.drainAll(t, lease))
+	})
+}
+
+func copyTable(t *testing.T, from, to *pgxpool.Pool, old, fresh string) {
+	t.Helper()
+	var data bytes.Buffer
+	a, err := from.Acquire(t.Context())
+	require.NoError(t, err)
+	defer a.Release()
+	_, err = a.Conn().PgConn().CopyTo(t.Context(), &data, "copy "+old+" to stdout")
+	require.NoError(t, err)
+	b, err := to.Acquire(t.Context())
+	require.NoError(t, err)
+	defer b.Release()
+	_, err = b.Conn().PgConn().CopyFrom(t.Context(), &data, "copy "+fresh+" from stdin")
+	require.NoError(t, err)
 }

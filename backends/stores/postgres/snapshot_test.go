@@ -29,7 +29,8 @@ func TestSnapshot_ComparesAsNumbers(t *testing.T) {
 // bulk appends records without much ado.
 func (w *randomWorld) bulk(ctx context.Context, c interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-}, n int) error {
+}, n int,
+) error {
 	_, err := c.Exec(ctx, `insert into `+w.store.names.outbox+` (shard, message_id, topic, aggregate, payload, metadata)
 select i % 64, 'm' || i, 't', 'a' || i % 5000, repeat('x', 500)::bytea, '{}' from generate_series(1, $1::int) i`, n)
 	return err

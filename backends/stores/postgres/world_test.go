@@ -175,7 +175,7 @@ func TestRandomWorld(t *testing.T) {
 }
 
 // lowerBefore finds the shards with new rows in a statement of its own.
-func lowerBefore(r *reader, ctx context.Context) error {
+func lowerBefore(ctx context.Context, r *reader) error {
 	return r.store.conns.with(ctx, func(c *pgx.Conn) error {
 		rows, err := c.Query(ctx, `select shard, min(id) - 1 from `+r.store.names.outbox+`
 where xid >= $1::text::xid8 or xid = any($2::text[]::xid8[]) group by shard`, r.xmax, r.xip)
@@ -214,7 +214,7 @@ func TestRandomWorld_PlantedFaultsShow(t *testing.T) {
 			plant: plant{before: lowerBefore},
 		},
 		"order by transaction": {spoil: edit("order by o.id limit t.lim", "order by o.xid, o.id limit t.lim")},
-		"snapshot of another statement": {plant: plant{after: func(r *reader, ctx context.Context) error {
+		"snapshot of another statement": {plant: plant{after: func(ctx context.Context, r *reader) error {
 			return r.store.conns.with(ctx, func(c *pgx.Conn) error {
 				var snap string
 				err := c.QueryRow(ctx, "select pg_current_snapshot()::text").Scan(&snap)

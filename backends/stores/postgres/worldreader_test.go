@@ -32,8 +32,8 @@ type worldReader struct {
 
 // plant is a fault in a reader.
 type plant struct {
-	before func(*reader, context.Context) error // before each read
-	after  func(*reader, context.Context) error // after each read
+	before func(context.Context, *reader) error // before each read
+	after  func(context.Context, *reader) error // after each read
 	forget bool                                 // what has no outcome is not read again
 }
 
@@ -51,7 +51,7 @@ func (x *worldReader) turn(ctx context.Context, lease backends.Lease) (int, erro
 		want.MaxBytes = 1 + x.r.IntN(100)
 	}
 	if x.plant.before != nil {
-		if err := x.plant.before(x.reader, ctx); err != nil {
+		if err := x.plant.before(ctx, x.reader); err != nil {
 			return 0, err
 		}
 	}
@@ -61,7 +61,7 @@ func (x *worldReader) turn(ctx context.Context, lease backends.Lease) (int, erro
 	}
 	x.reads++
 	if x.plant.after != nil {
-		if err := x.plant.after(x.reader, ctx); err != nil {
+		if err := x.plant.after(ctx, x.reader); err != nil {
 			return 0, err
 		}
 	}
