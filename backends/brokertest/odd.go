@@ -59,9 +59,9 @@ func odd(f *fixture) {
 // careful publishes, and fails the case when the broker panics.
 func (f *fixture) careful(records []backends.Record) error {
 	f.Helper()
-	err, panicked := func() (err error, panicked any) {
+	panicked, err := func() (panicked any, err error) {
 		defer func() { panicked = recover() }()
-		return f.publish(records, limit), nil
+		return nil, f.publish(records, limit)
 	}()
 	require.Nil(f, panicked, "the broker panicked")
 	return err
