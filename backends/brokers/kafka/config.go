@@ -35,8 +35,9 @@ type Config struct {
 	// MaxMessageBytes counts. Default: none.
 	Compression string
 
-	// AllowAutoTopicCreation lets the brokers make topics that do not exist.
-	// Default: a record for such a topic is refused for good.
+	// AllowAutoTopicCreation lets the brokers make topics that do not exist. Such
+	// a topic is unavailable until it is there, for ever where the brokers do not
+	// make topics. Default: a record for such a topic is refused for good.
 	AllowAutoTopicCreation bool
 
 	// DialTimeout limits a connection attempt. Default: 5 s.

@@ -111,3 +111,22 @@ func TestPublish_CompactedTopic(t *testing.T) {
 		require.Equal(t, good[i].MessageID, m.ID)
 	}
 }
+
+// A topic that the cluster makes when it is asked for is never refused for good.
+func TestPublish_TopicsMadeWhenAskedFor(t *testing.T) {
+	h := open(t, seeds(t), kafka.Config{AllowAutoTopicCreation: true})
+	s := &sender{harness: h}
+	for range 5 {
+		s.topic, s.next = h.MissingTopic(), 0
+		s.all(s.batch(20)) // fails on an answer for good
+		s.check()
+	}
+
+	// Where the cluster makes none, the topic stays unavailable.
+	c, err := kfake.NewCluster(kfake.NumBrokers(1))
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	h = open(t, c.ListenAddrs(), kafka.Config{AllowAutoTopicCreation: true})
+	err = h.broker.Publish(t.Context(), numbered("missing", 1))
+	require.Equal(t, []string{"0 rejected unavailable"}, states(t, err))
+}

@@ -180,6 +180,10 @@ func (p *publish) classify(ctx context.Context, i int, err error) {
 	switch {
 	case aboutOneRecord(err):
 		p.fail(i, backends.Rejected, backends.Permanent(err))
+	case errors.Is(err, kerr.UnknownTopicOrPartition) && p.cfg.AllowAutoTopicCreation:
+		// It is being made, which may take longer than the client asks.
+		p.fail(i, backends.Rejected, backends.Unavailable(fmt.Errorf("%w: the topic is not there yet", err)))
+		p.blocked[topic] = backends.Unavailable(err)
 	case errors.Is(err, kerr.UnknownTopicOrPartition), errors.Is(err, kerr.InvalidTopicException), errors.Is(err, kerr.UnknownTopicID):
 		p.fail(i, backends.Rejected, backends.Permanent(fmt.Errorf("%w: create the topic", err)))
 	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed):
