@@ -24,7 +24,9 @@ type Config struct {
 
 	// Sequences says whether a record with an aggregate is given the next number
 	// of its topic and aggregate. Default: On. When Off, order within an aggregate
-	// is that of the application's own locks: lock first, then publish.
+	// is that of the application's own locks: lock first, then publish. The same
+	// holds for a sequence that the application supplies, which leaves the outbox's
+	// own count alone: do not mix the two within a topic and aggregate.
 	Sequences Sequences
 
 	// Retention keeps delivered records in the archive table for so long.
@@ -33,8 +35,9 @@ type Config struct {
 
 	// Pooler makes the store work behind a pooler that hands each transaction to
 	// another server session, such as PgBouncer in transaction mode: no named
-	// prepared statements are used. It costs some speed. Migrate still takes a
-	// session of its own and works through such a pooler, too.
+	// prepared statements are used. It costs some speed. Open sets its pool up
+	// for it; a pool given to New must be (default_query_exec_mode=exec), and so
+	// must a handle whose transactions are given to SQLPublisher.
 	Pooler bool
 }
 
