@@ -194,8 +194,13 @@ func startHandler(ctx context.Context, brokers []string, topic string, books *sh
 		books.Received(msg)
 		return nil
 	})
-	go func() { _ = router.Run(ctx) }() // ends with Close
-	<-router.Running()
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(ctx) }() // ends with Close
+	select {
+	case <-router.Running():
+	case err := <-ended:
+		return nil, errors.Join(err, router.Close())
+	}
 	return func() { _ = router.Close() }, nil
 }
 
