@@ -79,3 +79,24 @@ func TestPublish_NobodyThere(t *testing.T) {
 	require.NoError(t, b.Close(ctx))
 	require.ErrorIs(t, b.Ping(ctx), backends.ErrClosed)
 }
+
+// A cluster that goes away is noticed well before the publish limit, by a client
+// that has worked so far and by a new one.
+func TestPublish_GoneMeanwhile(t *testing.T) {
+	c, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "t"))
+	require.NoError(t, err)
+	b, err := kafka.New(kafka.Config{Brokers: c.ListenAddrs()})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, b.Publish(ctx, numbered("t", 3)))
+	c.Close()
+	for range 2 {
+		start := time.Now()
+		err = b.Publish(ctx, numbered("t", 3))
+		require.Equal(t, backends.UnavailableFailure, backends.ClassOf(err), "%v", err)
+		require.Less(t, time.Since(start), 10*time.Second)
+		t.Logf("noticed after %v: %v", time.Since(start), err)
+	}
+	require.NoError(t, b.Close(ctx))
+}
