@@ -39,6 +39,25 @@ var stateCases = []testCase{
 		require.Zero(f, b.UnownedShards)
 		require.Equal(f, []string{"a"}, b.Owners)
 	}},
+	{"State/purging takes nothing that waits or is dead", func(f *fixture) {
+		p, ok := f.box.(backends.Purger)
+		if !ok {
+			f.Logf("not tried: this outbox keeps nothing to purge")
+			return
+		}
+		f.publish("t", repeat("", 6)...)
+		s := f.open("a")
+		got := s.read(10)
+		require.Len(f, got, 6)
+		s.settle(outcome(&got[0], backends.Skip), outcome(&got[1], backends.Retry), outcome(&got[2], backends.Delivered))
+		n, err := p.Purge(f.Context(), 1000)
+		require.NoError(f, err)
+		require.LessOrEqual(f, n, 1)
+		b, err := f.box.Backlog(f.Context())
+		require.NoError(f, err)
+		require.EqualValues(f, 1, b.Dead)
+		require.Len(f, s.drainTo(4), 4)
+	}},
 	{"State/a hint comes for what commits", func(f *fixture) {
 		w, ok := f.box.(backends.Waker)
 		if !ok {
