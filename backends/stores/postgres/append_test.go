@@ -316,6 +316,32 @@ func TestReader_IdsThatWentBack(t *testing.T) {
 	require.True(t, slices.Equal([]string{"0", "1", "2"}, got), "%v", got)
 }
 
+// Rows that something else inserted are read as far as they make sense, and
+// refused by the table where they do not.
+func TestReader_RowsInsertedByHand(t *testing.T) {
+	p := pool(t, testenv.PostgresURL, pgx.QueryExecModeCacheStatement)
+	sch := schema(t, p)
+	s := open(t, p, postgres.Config{Schema: sch})
+	insert := func(shard, aggregate, sequence, metadata string) error {
+		_, err := p.Exec(t.Context(), "insert into "+sch+".outbox (shard, message_id, topic, aggregate, sequence, payload, metadata) values ("+
+			shard+", 'm', 't', "+aggregate+", "+sequence+", 'x', "+metadata+")")
+		return err
+	}
+	require.Error(t, insert("64", "'x'", "1", "'{}'"))
+	require.Error(t, insert("1", "''", "1", "'{}'"))
+	require.Error(t, insert("1", "'x'", "0", "'{}'"))
+	require.Error(t, insert("1", "'x'", "1", "'[]'"))
+	require.NoError(t, insert("1", "null", "null", `'{"n": 1, "s": "a\"b", "o": {"k": [1]}, "z": null}'`))
+	require.NoError(t, insert("1", "'x'", "null", "default"))
+	lease, err := s.Lease(t.Context(), "a", time.Hour)
+	require.NoError(t, err)
+	got, err := s.Reader().Read(t.Context(), lease, backends.Want{Limit: 10})
+	require.NoError(t, err)
+	require.Len(t, got, 2)
+	require.Equal(t, message.Metadata{"n": "1", "s": `a"b`, "o": `{"k": [1]}`, "z": "null"}, got[0].Metadata)
+	require.Empty(t, got[1].Metadata)
+}
+
 func publishOne(t *testing.T, p *pgxpool.Pool, s *postgres.Store, payload string) {
 	t.Helper()
 	require.NoError(t, pgx.BeginFunc(context.WithoutCancel(t.Context()), p, func(tx pgx.Tx) error {

@@ -1,9 +1,12 @@
 package postgres
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -59,7 +62,7 @@ func (a *arrivals) take(rows pgx.Rows) error {
 
 func (a *arrivals) add(row scan.Row, payload, metadata []byte) error {
 	if row.Drop = payload == nil; !row.Drop {
-		md, err := records.DecodeMetadata(metadata)
+		md, err := decodeMetadata(metadata)
 		if err != nil {
 			return fmt.Errorf("record %d of shard %d: %w", row.ID, row.Shard, err)
 		}
@@ -68,4 +71,25 @@ func (a *arrivals) add(row scan.Row, payload, metadata []byte) error {
 	}
 	a.found.Add(row)
 	return nil
+}
+
+// decodeMetadata also reads what something else than a publisher wrote: what is
+// no string is kept as its JSON text. One odd row must not stop the others.
+func decodeMetadata(metadata []byte) (message.Metadata, error) {
+	if md, err := records.DecodeMetadata(metadata); err == nil {
+		return md, nil
+	}
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(metadata, &values); err != nil {
+		return nil, errors.New("the metadata is not a JSON object")
+	}
+	md := make(message.Metadata, len(values))
+	for k, v := range values {
+		var s string
+		if json.Unmarshal(v, &s) != nil || string(v) == "null" {
+			s = string(v)
+		}
+		md[k] = s
+	}
+	return md, nil
 }

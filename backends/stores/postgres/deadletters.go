@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/outmill/outmill/backends"
-	"github.com/outmill/outmill/backends/stores/internal/records"
 )
 
 // Parked implements [backends.DeadLetters].
@@ -81,7 +80,7 @@ func deadLetter(row pgx.CollectableRow) (d backends.DeadLetter, err error) {
 	}
 	d.Aggregate, d.Sequence, d.LastError = aggregate.String, sequence.Int64, lastError.String
 	d.CreatedAt, d.DeadAt = d.CreatedAt.UTC(), d.DeadAt.UTC()
-	d.Metadata, err = records.DecodeMetadata(metadata)
+	d.Metadata, err = decodeMetadata(metadata)
 	return d, err
 }
 

@@ -123,6 +123,11 @@ func TestStore_Archive(t *testing.T) {
 	})
 }
 
+func TestStore_SimpleProtocol(t *testing.T) {
+	p := pool(t, testenv.PostgresURL, pgx.QueryExecModeSimpleProtocol)
+	storetest.Run(t, func(t testing.TB) storetest.Store { return pgxStore{open(t, p, postgres.Config{Pooler: true}), p} })
+}
+
 // The pooler hands each transaction to another session.
 func TestStore_Pooler(t *testing.T) {
 	p := pool(t, testenv.PgBouncerURL, pgx.QueryExecModeExec)
