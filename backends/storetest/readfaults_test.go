@@ -27,6 +27,29 @@ var readFaults = map[string]fault{
 			return got[:min(len(got), limit)], err
 		}
 	})},
+	"what was returned is not returned again": {"Read/what has no outcome", withRead(func() readFunc {
+		seen := map[backends.Ref]bool{}
+		return func(r backends.Reader, ctx context.Context, l backends.Lease, w backends.Want) ([]backends.Record, error) {
+			got, err := r.Read(ctx, l, w)
+			got = slices.DeleteFunc(got, func(r backends.Record) bool { return seen[r.Ref] })
+			for _, r := range got {
+				seen[r.Ref] = true
+			}
+			return got, err
+		}
+	})},
+	"one failure fails its whole batch for good": {"Settle/mixed", withReader(func(r backends.Reader) *brokenReader {
+		return &brokenReader{Reader: r, settle: func(r backends.Reader, ctx context.Context, l backends.Lease, o []backends.Outcome) error {
+			o = slices.Clone(o)
+			failed := slices.ContainsFunc(o, func(o backends.Outcome) bool { return o.Action == backends.Retry })
+			for i := range o {
+				if failed && o[i].Action == backends.Release {
+					o[i].Action = backends.Skip
+				}
+			}
+			return r.Settle(ctx, l, o)
+		}}
+	})},
 	"bytes without limit": {"Read/bytes", withRead(func() readFunc {
 		return func(r backends.Reader, ctx context.Context, l backends.Lease, w backends.Want) ([]backends.Record, error) {
 			w.MaxBytes = 0
