@@ -24,10 +24,9 @@ type worldReader struct {
 	plant  plant
 	oracle bool
 
-	last    map[string]int // the last number delivered, by aggregate and topic order
-	loose   int
-	reads   int
-	settled int
+	last  map[string]int // the last number delivered, by aggregate and topic order
+	loose int
+	reads int
 }
 
 // plant is a fault in a reader.
@@ -154,7 +153,7 @@ func (x *worldReader) settle(ctx context.Context, lease backends.Lease, got []ba
 		if o.Action != backends.Delivered {
 			continue
 		}
-		x.settled++
+		x.w.delivered.Add(1)
 		if err := x.note(o.Record); err != nil {
 			return err
 		}

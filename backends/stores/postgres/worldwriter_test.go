@@ -28,6 +28,9 @@ type randomWorld struct {
 	budget     atomic.Int64 // messages still to be written
 	slow       bool         // long transactions, too
 
+	written   atomic.Int64
+	delivered atomic.Int64
+
 	mu        sync.Mutex
 	committed map[string]int // the last number of each aggregate
 	loose     int            // messages without an aggregate
@@ -46,6 +49,10 @@ insert into `+w.schema+`.numbers (aggregate) select 'a' || i from generate_serie
 func (w *randomWorld) write(ctx context.Context, seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 4711))
 	for w.budget.Load() > 0 {
+		// Comparing costs what waits. But who reads may have stopped for good.
+		for waits := 0; waits < 100 && w.written.Load()-w.delivered.Load() > 3000; waits++ {
+			nap(ctx, 2*time.Millisecond)
+		}
 		if err := w.transaction(ctx, r); err != nil {
 			return fmt.Errorf("writer %d: %w", seed, err)
 		}
@@ -169,6 +176,7 @@ func (w *randomWorld) took(d *draft) {
 	}
 	w.loose += d.loose
 	w.budget.Add(-int64(d.n))
+	w.written.Add(int64(d.n))
 }
 
 func (w *randomWorld) twoPhases(ctx context.Context, r *rand.Rand, tx pgx.Tx, d *draft) error {
