@@ -57,7 +57,7 @@ func main() {
 	file := flag.String("json", "", "write the figures to this file as JSON")
 	profile := flag.String("cpuprofile", "", "write a CPU profile to this file")
 	flag.IntVar(&o.runs, "runs", 3, "counted runs of each measurement, after one that is not")
-	flag.IntVar(&o.rows, "rows", 50_000, "records of a drain")
+	flag.IntVar(&o.rows, "rows", 100_000, "records of a drain")
 	flag.IntVar(&o.incumbentRows, "incumbent-rows", 10_000, "records of the incumbent's drain; 0: leave it out")
 	flag.IntVar(&o.dead, "dead", 300_000, "settled rows of deadrows")
 	flag.IntVar(&o.backlog, "backlog", 1_000_000, "records of memory")

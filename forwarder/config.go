@@ -47,8 +47,8 @@ type Config struct {
 
 	// PollMin and PollMax limit the wait before the next look for records after
 	// one that found none. Where the store can say cheaply whether there is
-	// anything new, it is asked every PollMin, and after a second of silence every
-	// four times that. Defaults: 5 ms, 1 s.
+	// anything new, it is asked every PollMin, every four times that after a
+	// second of silence, and every eight times that after ten. Defaults: 5 ms, 1 s.
 	PollMin, PollMax time.Duration
 
 	// Poison says what happens to a record that is given up. Default: Park.

@@ -61,16 +61,14 @@ func (p *pacer) run(ctx context.Context) {
 	}
 }
 
-// How a long silence is met: what has been quiet for a while may wait a little
-// longer to be noticed, and costs much less until then.
-const (
-	quietAfter = time.Second
-	quietPace  = 4 // times PollMin
-)
-
+// pause is how long to wait before the store is asked again. What has been quiet
+// for a while may wait a little longer to be noticed, and costs much less.
 func (p *pacer) pause(silence time.Duration) time.Duration {
-	if silence > quietAfter {
-		return quietPace * p.every
+	switch {
+	case silence > 10*time.Second:
+		return 8 * p.every
+	case silence > time.Second:
+		return 4 * p.every
 	}
 	return p.every
 }
