@@ -41,9 +41,18 @@ func (h *harness) Broker() backends.Broker { return h.broker }
 
 func (h *harness) Topic() string {
 	topic := "t-" + strings.ToLower(watermill.NewShortUUID())
-	_, err := h.admin.CreateTopic(h.t.Context(), 4, 1, nil, topic)
-	require.NoError(h.t, err)
+	h.create(topic, 4, nil)
 	return topic
+}
+
+// create makes a topic and waits until the brokers host it.
+func (h *harness) create(topic string, partitions int32, settings map[string]*string) {
+	_, err := h.admin.CreateTopic(h.t.Context(), partitions, 1, settings, topic)
+	require.NoError(h.t, err)
+	require.Eventually(h.t, func() bool {
+		offsets, err := h.admin.ListEndOffsets(h.t.Context(), topic)
+		return err == nil && offsets.Error() == nil && len(offsets[topic]) == int(partitions)
+	}, 30*time.Second, time.Millisecond)
 }
 
 func (h *harness) MissingTopic() string {

@@ -1,9 +1,11 @@
 package kafka_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
@@ -98,8 +100,7 @@ func TestPublish_CompactedTopic(t *testing.T) {
 	h := open(t, seeds(t), kafka.Config{})
 	topic := "compacted-" + h.Topic()
 	compact := "compact"
-	_, err := h.admin.CreateTopic(t.Context(), 1, 1, map[string]*string{"cleanup.policy": &compact}, topic)
-	require.NoError(t, err)
+	h.create(topic, 1, map[string]*string{"cleanup.policy": &compact})
 	records := numbered(topic, 300)
 	records[123].Aggregate, records[123].Sequence = "", 0
 	require.Equal(t, []string{"123 rejected permanent"}, states(t, h.broker.Publish(t.Context(), records)))
@@ -129,4 +130,19 @@ func TestPublish_TopicsMadeWhenAskedFor(t *testing.T) {
 	h = open(t, c.ListenAddrs(), kafka.Config{AllowAutoTopicCreation: true})
 	err = h.broker.Publish(t.Context(), numbered("missing", 1))
 	require.Equal(t, []string{"0 rejected unavailable"}, states(t, err))
+}
+
+// A topic that is removed is refused for good once the cluster says so. Until
+// then, it may be the broker that does not know it yet.
+func TestPublish_ATopicIsRemoved(t *testing.T) {
+	h := open(t, seeds(t), kafka.Config{})
+	topic := h.Topic()
+	require.NoError(t, h.broker.Publish(t.Context(), numbered(topic, 10)))
+	_, err := h.admin.DeleteTopic(t.Context(), topic)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		return backends.ClassOf(h.broker.Publish(ctx, numbered(topic, 1))) == backends.PermanentFailure
+	}, 30*time.Second, 10*time.Millisecond)
 }

@@ -173,6 +173,13 @@ func aboutOneRecord(err error) bool {
 		errors.Is(err, kerr.CorruptMessage) || errors.Is(err, kerr.PolicyViolation)
 }
 
+// missing reports whether the cluster knows of no such topic. A broker may say
+// the same of a topic that the cluster knows, when it was made a moment ago or
+// is moving: then the client had a place for the record.
+func (p *publish) missing(i int, err error) bool {
+	return errors.Is(err, kerr.UnknownTopicOrPartition) && p.encoded[i].Partition == nowhere
+}
+
 // classify settles a record that was not accepted.
 func (p *publish) classify(ctx context.Context, i int, err error) {
 	err = fmt.Errorf("kafka: %w", err)
@@ -180,11 +187,11 @@ func (p *publish) classify(ctx context.Context, i int, err error) {
 	switch {
 	case aboutOneRecord(err):
 		p.fail(i, backends.Rejected, backends.Permanent(err))
-	case errors.Is(err, kerr.UnknownTopicOrPartition) && p.cfg.AllowAutoTopicCreation:
+	case p.missing(i, err) && p.cfg.AllowAutoTopicCreation:
 		// It is being made, which may take longer than the client asks.
 		p.fail(i, backends.Rejected, backends.Unavailable(fmt.Errorf("%w: the topic is not there yet", err)))
 		p.blocked[topic] = backends.Unavailable(err)
-	case errors.Is(err, kerr.UnknownTopicOrPartition), errors.Is(err, kerr.InvalidTopicException), errors.Is(err, kerr.UnknownTopicID):
+	case errors.Is(err, kerr.InvalidTopicException), p.missing(i, err):
 		p.fail(i, backends.Rejected, backends.Permanent(fmt.Errorf("%w: create the topic", err)))
 	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed):
 		// An operator mends this; the records are as good as before.

@@ -141,6 +141,7 @@ func TestPublish_ClassesOfRefusals(t *testing.T) {
 		kerr.CorruptMessage:               permanent,
 		kerr.InvalidTopicException:        forAll,
 		kerr.TopicAuthorizationFailed:     forbidden,
+		kerr.UnknownTopicOrPartition:      unreachable, // the cluster knows it, the broker does not yet
 		kerr.NotEnoughReplicas:            unreachable,
 		kerr.NotLeaderForPartition:        unreachable,
 		kerr.KafkaStorageError:            unreachable,
