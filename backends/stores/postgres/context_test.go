@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"testing"
 
-	"github.com/ThreeDotsLabs/watermill/components/cqrs"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,38 +15,6 @@ import (
 	"github.com/outmill/outmill/backends/stores/postgres"
 	"github.com/outmill/outmill/internal/testenv"
 )
-
-// OrderPlaced is an event of an application.
-type OrderPlaced struct {
-	Order string
-}
-
-// eventBus is made once, for the whole program.
-func eventBus(store *postgres.Store) (*cqrs.EventBus, error) {
-	return cqrs.NewEventBusWithConfig(store.ContextPublisher(), cqrs.EventBusConfig{
-		GeneratePublishTopic: func(p cqrs.GenerateEventPublishTopicParams) (string, error) { return p.EventName, nil },
-		OnPublish: func(p cqrs.OnEventSendParams) error {
-			if e, ok := p.Event.(OrderPlaced); ok {
-				backends.SetAggregate(p.Message, "order-"+e.Order)
-			}
-			return nil
-		},
-		Marshaler: cqrs.JSONMarshaler{GenerateName: cqrs.StructName},
-	})
-}
-
-// One event bus serves every transaction of a program.
-func ExampleStore_ContextPublisher() {
-	place := func(ctx context.Context, pool *pgxpool.Pool, bus *cqrs.EventBus) error {
-		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, "insert into orders (id) values ($1)", "42"); err != nil {
-				return err
-			}
-			return bus.Publish(postgres.WithTx(ctx, tx), OrderPlaced{Order: "42"})
-		})
-	}
-	_ = place
-}
 
 func TestContextPublisher_ServesAnEventBus(t *testing.T) {
 	p := pool(t, testenv.PostgresURL, pgx.QueryExecModeCacheStatement)
