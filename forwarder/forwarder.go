@@ -42,7 +42,9 @@ func New(store backends.Outbox, broker backends.Broker, cfg Config) (*Forwarder,
 		return nil, err
 	}
 	for i := len(cfg.Middleware) - 1; i >= 0; i-- {
-		broker = cfg.Middleware[i](broker)
+		if broker = cfg.Middleware[i](broker); broker == nil {
+			return nil, fmt.Errorf("forwarder: Middleware[%d] returned nil, it must return a broker", i)
+		}
 	}
 	f := &Forwarder{
 		store: store, broker: broker, cfg: cfg, judge: judge{cfg: cfg, suspects: newSuspects()},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +13,9 @@ import (
 
 // errNotAllowed is why a record is given up whose topic Allow does not list.
 var errNotAllowed = backends.Permanent(errors.New("the topic is not on this forwarder's Allow list"))
+
+// errNoReason stands for the error that an answer lacks.
+var errNoReason = errors.New("the broker gave no reason")
 
 // judge turns broker answers into outcomes.
 type judge struct {
@@ -32,6 +36,7 @@ type verdict struct {
 func (j judge) judge(records []backends.Record, err error, before, now int64, outcomes []backends.Outcome) verdict {
 	failures := failuresOf(records, err)
 	v := verdict{outcomes: outcomes, reached: map[string]bool{}, tripped: map[string]error{}}
+	failed := map[string]bool{} // aggregates that a record of failed in this batch
 	next := 0
 	accepted := len(failures) < len(records)
 	for i := range records {
@@ -45,6 +50,11 @@ func (j judge) judge(records []backends.Record, err error, before, now int64, ou
 	}
 	for _, f := range failures {
 		r := &records[f.Index]
+		if f.State == backends.NotSent && (r.Aggregate == "" || !failed[r.Aggregate]) {
+			// It waits behind nothing: a topic of which nothing is sent cannot be reached.
+			f.Err = backends.Unavailable(f.Err)
+		}
+		failed[r.Aggregate] = true
 		j.fail(&v, r, f, accepted || now > before || f.State == backends.Rejected && j.suspects.again(r.Ref, now))
 	}
 	for topic := range v.reached {
@@ -157,10 +167,13 @@ func failuresOf(records []backends.Record, err error) []backends.Failure {
 		return nil
 	}
 	var partial *backends.PartialError
-	if errors.As(err, &partial) && fits(partial.Failures, len(records)) {
-		return partial.Failures
-	}
-	if partial != nil {
+	switch {
+	case !errors.As(err, &partial):
+	case partial == nil: // its methods would panic
+		err = errors.New("the broker's answer is a nil *PartialError")
+	case fits(partial.Failures, len(records)):
+		return explained(partial.Failures)
+	default:
 		err = fmt.Errorf("the broker's answer does not fit the batch of %d records: %w", len(records), err)
 	}
 	all := make([]backends.Failure, len(records))
@@ -168,6 +181,23 @@ func failuresOf(records []backends.Record, err error) []backends.Failure {
 		all[i] = backends.Failure{Index: i, State: backends.Unknown, Err: err}
 	}
 	return all
+}
+
+// explained gives an error to failures that have none. The slice stays as it is.
+func explained(failures []backends.Failure) []backends.Failure {
+	for i, f := range failures {
+		if f.Err != nil {
+			continue
+		}
+		failures = slices.Clone(failures)
+		for j := range failures[i:] {
+			if failures[i+j].Err == nil {
+				failures[i+j].Err = errNoReason
+			}
+		}
+		break
+	}
+	return failures
 }
 
 func fits(failures []backends.Failure, records int) bool {

@@ -18,7 +18,7 @@ type worker struct {
 	reader backends.Reader
 
 	probes   chan settlement // answers of probes under way, see probe
-	probing  int             // how many are under way
+	probing  []string        // topics of those under way
 	outcomes []backends.Outcome
 	idle     time.Duration // the last wait, where the store gives no hints
 	trouble  retryWait     // waits after failures of the store
@@ -50,7 +50,7 @@ func (w *worker) loop(soft, hard context.Context) {
 			w.run.pacer.wait(soft, hints, changed, wait)
 		}
 	}
-	for w.probing > 0 {
+	for len(w.probing) > 0 {
 		select {
 		case s := <-w.probes:
 			w.settleProbe(hard, s)
@@ -66,14 +66,7 @@ func (w *worker) turn(soft, hard context.Context, lease backends.Lease) time.Dur
 	if len(lease.Shards) == 0 {
 		return w.cfg.PollMax
 	}
-	held, probes, next := w.run.breakers.held(time.Now())
-	if free := maxProbes - w.probing; len(probes) > free {
-		for _, topic := range probes[free:] {
-			w.run.breakers.abandon(topic)
-		}
-		held = append(held, probes[free:]...)
-		probes = probes[:free]
-	}
+	held, probes, next := w.held()
 	records, err := w.read(soft, lease, held)
 	if err != nil {
 		w.abandon(probes)
@@ -87,6 +80,30 @@ func (w *worker) turn(soft, hard context.Context, lease backends.Lease) time.Dur
 	w.idle = 0
 	w.trouble = retryWait{}
 	return w.move(soft, hard, lease, records, probes)
+}
+
+// held is what the breakers hold, and what is out on a probe of this worker:
+//
+// 1. The worker probes a topic; a batch of another worker, sent before the topic
+// was held back, is accepted. The topic flows.
+// 2. The worker reads. The records of the probe have no answer yet: they would
+// be sent twice.
+func (w *worker) held() (held, probes []string, next time.Time) {
+	held, due, next := w.run.breakers.held(time.Now())
+	for _, topic := range due {
+		if len(probes) >= maxProbes-len(w.probing) || slices.Contains(w.probing, topic) {
+			w.run.breakers.abandon(topic)
+			held = append(held, topic)
+			continue
+		}
+		probes = append(probes, topic)
+	}
+	for _, topic := range w.probing {
+		if !slices.Contains(held, topic) {
+			held = append(held, topic)
+		}
+	}
+	return held, probes, next
 }
 
 // idleWait is how long to wait after a look that found nothing.
@@ -202,7 +219,7 @@ func (w *worker) probe(hard context.Context, lease backends.Lease, topic string,
 		return slices.ContainsFunc(records, func(r backends.Record) bool { return r.Shard == shard })
 	})
 	w.run.keeper.keep(mine)
-	w.probing++
+	w.probing = append(w.probing, topic)
 	w.run.wg.Go(func() {
 		v := w.publish(hard, records, nil)
 		w.probes <- settlement{lease: mine, topic: topic, verdict: v} // has room for all
@@ -224,7 +241,7 @@ func (w *worker) settleProbes(hard context.Context) {
 // settleProbe settles a probe's answer, and only then lets its topic go: read
 // before that, its records would be sent again.
 func (w *worker) settleProbe(hard context.Context, s settlement) {
-	w.probing--
+	w.probing = slices.DeleteFunc(w.probing, func(t string) bool { return t == s.topic })
 	w.settle(hard, s.lease, s.verdict.outcomes)
 	w.report(s.verdict, s.topic)
 	w.run.keeper.done(s.lease)
