@@ -69,7 +69,11 @@ type run struct {
 	pacer    *pacer
 	breakers *breakers
 	wg       sync.WaitGroup // workers and probes
-	over     atomic.Bool    // Run has returned: the store may be closed
+
+	// calls is what calls of the store run under: a stop does not cut them short,
+	// the end of Run does, since the store may be closed then.
+	calls    context.Context
+	endCalls context.CancelCauseFunc
 }
 
 // Run moves records until ctx ends. It blocks.
@@ -102,7 +106,8 @@ func (f *Forwarder) Run(ctx context.Context) error {
 
 		breakers: newBreakers(f.breakerChanged),
 	}
-	defer r.over.Store(true)
+	r.calls, r.endCalls = context.WithCancelCause(context.WithoutCancel(ctx))
+	defer r.endCalls(errShutdownTimeout)
 	hard, cut := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cut(nil)
 	stopAside := f.aside(hard, r)
@@ -134,24 +139,33 @@ func (f *Forwarder) check(ctx context.Context) error {
 func (f *Forwarder) aside(hard context.Context, r *run) (stop func(limit time.Duration) bool) {
 	ctx, cancel := context.WithCancel(hard)
 	var wg sync.WaitGroup
-	wg.Go(func() { r.keeper.run(ctx) })
-	wg.Go(func() { r.pacer.run(ctx) })
-	wg.Go(func() { f.purge(ctx, r.keeper) })
+	wg.Go(func() { r.keeper.run(ctx, r.calls) })
+	wg.Go(func() { r.pacer.run(ctx, r.calls) })
+	wg.Go(func() { f.purge(ctx, r) })
 	return func(limit time.Duration) bool {
 		cancel()
-		return within(&wg, limit)
+		if within(&wg, limit/2) {
+			return true
+		}
+		r.endCalls(errShutdownTimeout)
+		within(&wg, limit/2)
+		return false
 	}
 }
 
 // drain waits for the workers: as long as Shutdown allows, then, with publishing
-// cut short, for a little longer.
+// cut short, for a little longer, then with calls of the store cut short as well.
 func (f *Forwarder) drain(r *run, cut context.CancelCauseFunc) error {
-	if within(&r.wg, f.cfg.Shutdown-3*f.cfg.grace()) {
+	if within(&r.wg, f.cfg.Shutdown-7*f.cfg.grace()/2) {
 		return nil
 	}
 	cut(errShutdownTimeout)
 	if within(&r.wg, f.cfg.grace()) {
 		return fmt.Errorf("forwarder: publishing was cut short after %v; what was not settled will be sent again", f.cfg.Shutdown)
+	}
+	r.endCalls(errShutdownTimeout)
+	if within(&r.wg, f.cfg.grace()/2) {
+		return fmt.Errorf("forwarder: the store did not answer within %v; what was not settled will be sent again", f.cfg.Shutdown)
 	}
 	return fmt.Errorf("forwarder: the broker did not return within %v; what was not settled will be sent again", f.cfg.Shutdown)
 }
@@ -166,7 +180,7 @@ func (f *Forwarder) giveBack(r *run) error {
 	return nil
 }
 
-// grace is how long each of the three last steps of a stop may take once it has
+// grace is how long each of the last steps of a stop may take once it has
 // to hurry: settling, ending what runs aside, giving the shards back.
 func (c Config) grace() time.Duration { return min(c.Shutdown/6, 5*time.Second) }
 

@@ -40,12 +40,12 @@ func newKeeper(store backends.Outbox, owner string, cfg Config, hooks watched, l
 	}
 }
 
-// run sends heartbeats until ctx ends.
-func (k *keeper) run(ctx context.Context) {
+// run sends heartbeats until ctx ends, under calls.
+func (k *keeper) run(ctx, calls context.Context) {
 	wait := retryWait{}
 	for ctx.Err() == nil {
 		next := k.cfg.heartbeat()
-		if err := k.beat(ctx); err != nil {
+		if err := k.beat(ctx, calls); err != nil {
 			k.log.warn(ctx, "the lease could not be renewed", err)
 			next = wait.next()
 		} else {
@@ -66,8 +66,8 @@ func (k *keeper) run(ctx context.Context) {
 // 1. A heartbeat is on its way; the forwarder stops and cancels it.
 // 2. The forwarder gives its shards back.
 // 3. The database executes the heartbeat and leases them for a whole term.
-func (k *keeper) beat(ctx context.Context) error {
-	call, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), storeTimeout, errHeartbeatTimeout)
+func (k *keeper) beat(ctx, calls context.Context) error {
+	call, cancel := context.WithTimeoutCause(calls, storeTimeout, errHeartbeatTimeout)
 	defer cancel()
 	lease, err := k.store.Lease(call, k.owner, k.cfg.term())
 	k.hooks.leased(ctx, lease, err)

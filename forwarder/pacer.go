@@ -29,8 +29,8 @@ func newPacer(store backends.Outbox, every time.Duration, log *limitedLog) *pace
 	return p
 }
 
-// run asks for hints until ctx ends.
-func (p *pacer) run(ctx context.Context) {
+// run asks for hints until ctx ends, under calls.
+func (p *pacer) run(ctx, calls context.Context) {
 	if p.watch == nil {
 		return
 	}
@@ -42,7 +42,7 @@ func (p *pacer) run(ctx context.Context) {
 			return
 		case <-p.wanted:
 		}
-		call, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), storeTimeout, errReadTimeout)
+		call, cancel := context.WithTimeoutCause(calls, storeTimeout, errReadTimeout)
 		hint, err := p.watch(call)
 		cancel()
 		switch {

@@ -17,15 +17,15 @@ const (
 
 // purge removes delivered records that are past their retention, where the store
 // keeps any. Of all forwarders the one that holds shard 0 does it.
-func (f *Forwarder) purge(ctx context.Context, k *keeper) {
+func (f *Forwarder) purge(ctx context.Context, r *run) {
 	p, ok := f.store.(backends.Purger)
 	if !ok {
 		return
 	}
 	for ctx.Err() == nil {
 		pause := purgeEvery
-		if k.holds(0) {
-			call, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), storeTimeout, errPurgeTimeout)
+		if r.keeper.holds(0) {
+			call, cancel := context.WithTimeoutCause(r.calls, storeTimeout, errPurgeTimeout)
 			n, err := p.Purge(call, purgeStep)
 			cancel()
 			switch {

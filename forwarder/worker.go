@@ -127,7 +127,7 @@ func (w *worker) abandon(probes []string) {
 
 // read is not cut short by a stop: a cancelled statement costs a connection.
 func (w *worker) read(soft context.Context, lease backends.Lease, held []string) ([]backends.Record, error) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(soft), storeTimeout, errReadTimeout)
+	ctx, cancel := context.WithTimeoutCause(w.run.calls, storeTimeout, errReadTimeout)
 	defer cancel()
 	start := time.Now()
 	records, err := w.reader.Read(ctx, lease, backends.Want{
@@ -293,10 +293,10 @@ func (w *worker) report(v verdict, probe string) {
 // settle records outcomes. While that fails it tries again for as long as the
 // lease lasts, since otherwise what was delivered is sent again.
 func (w *worker) settle(hard context.Context, lease backends.Lease, outcomes []backends.Outcome) bool {
-	parent := context.WithoutCancel(hard)
+	parent := w.run.calls
 	wait := retryWait{}
 	for {
-		if w.run.over.Load() { // the broker returned too late
+		if parent.Err() != nil { // the broker returned too late
 			return false
 		}
 		ctx, cancel := context.WithTimeoutCause(parent, w.settleLimit(hard), errSettleTimeout)
