@@ -199,7 +199,8 @@ func recovered(what string, err *error) {
 }
 
 // Close implements [backends.Broker]. It waits for calls under way until ctx
-// ends, then gives them up.
+// ends, then gives them up. A publisher of its own is closed after the calls,
+// since not every publisher may be closed during one, or when ctx ends.
 func (b *Broker) Close(ctx context.Context) error {
 	b.mu.Lock()
 	if b.closed {
@@ -209,13 +210,18 @@ func (b *Broker) Close(ctx context.Context) error {
 	b.closed = true
 	g := b.current
 	b.mu.Unlock()
-	done := make(chan error, 1)
-	go func() { // ends with the publisher's calls
+	calls, done := make(chan struct{}), make(chan error, 1)
+	go func() { b.wg.Wait(); close(calls) }() // ends with the publisher's calls
+	go func() {
+		select {
+		case <-calls:
+		case <-ctx.Done(): // closing it may end the calls that hang
+		}
 		var err error
 		if g != nil && (b.make != nil || b.cfg.ClosePublisher) {
 			err = g.publisher.Close()
 		}
-		b.wg.Wait()
+		<-calls
 		done <- err
 	}()
 	select {
