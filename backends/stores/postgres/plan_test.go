@@ -113,12 +113,27 @@ select i % 64, 'm' || i, 't', 'a' || i % 5000, repeat('x', 200)::bytea, '{}' fro
 			for _, step := range steps {
 				require.NoError(t, step(w))
 			}
+			w.awaitOlder(t)
 			require.NoError(t, w.store.conns.with(t.Context(), func(c *pgx.Conn) error {
 				plans(t, w, c)
 				return nil
 			}))
 		})
 	}
+}
+
+// awaitOlder waits until every transaction of the server that is older than now
+// has ended, those of other databases too: until then rows that were deleted are
+// kept.
+func (w *randomWorld) awaitOlder(t *testing.T) {
+	t.Helper()
+	var now string
+	require.NoError(t, w.pool.QueryRow(t.Context(), "select pg_current_xact_id()::text").Scan(&now))
+	require.Eventually(t, func() bool {
+		var over bool
+		err := w.pool.QueryRow(t.Context(), "select pg_snapshot_xmin(pg_current_snapshot()) > $1::text::xid8", now).Scan(&over)
+		return err == nil && over
+	}, time.Minute, 20*time.Millisecond)
 }
 
 func plans(t *testing.T, w *randomWorld, c *pgx.Conn) {
