@@ -2,10 +2,8 @@ package kafka
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -13,8 +11,8 @@ import (
 )
 
 // Broker publishes to a Kafka cluster. It is safe for concurrent use: each call
-// of Publish has a client of its own while it runs, since a flush of a shared
-// one would send another call's wave in parts.
+// of Publish has a session of its own while it runs, since a producer's sequence
+// numbers in a partition must follow each other.
 type Broker struct {
 	cfg Config
 
@@ -28,10 +26,6 @@ var (
 	_ backends.Broker = (*Broker)(nil)
 	_ backends.Pinger = (*Broker)(nil)
 )
-
-// pingLimit is how long a new client may take to find a broker: when none is
-// there, the answer should come soon.
-const pingLimit = 3 * time.Second
 
 // New makes a broker. It reports every fault of the configuration at once,
 // connects to nothing and starts nothing.
@@ -84,26 +78,17 @@ func (b *Broker) take(ctx context.Context) (*session, error) {
 	s, err := newSession(b.cfg)
 	if err != nil {
 		b.wg.Done()
-		return nil, fmt.Errorf("kafka: make a client: %w", err)
+		return nil, err
 	}
-	if err := reach(ctx, s.client); err != nil {
+	if err := s.identify(ctx); err != nil {
 		b.giveBack(s, false)
 		return nil, err
 	}
 	return s, nil
 }
 
-func reach(ctx context.Context, client *kgo.Client) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, pingLimit, errors.New("no broker answered in time"))
-	defer cancel()
-	if err := client.Ping(ctx); err != nil {
-		return backends.Unavailable(fmt.Errorf("kafka: no broker can be reached: %w", err))
-	}
-	return nil
-}
-
-// giveBack keeps a sound client for the next call. One that has met an unknown
-// outcome is dropped: its producer may never work again.
+// giveBack keeps a sound session for the next call. One that has met an unknown
+// outcome is dropped: it cannot tell which sequence number is next.
 func (b *Broker) giveBack(s *session, sound bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -121,7 +106,7 @@ func (b *Broker) Ping(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = reach(ctx, s.client)
+	err = s.ping(ctx)
 	b.giveBack(s, err == nil)
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kversion"
 	"github.com/twmb/franz-go/pkg/sasl/plain"
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
@@ -119,36 +120,32 @@ func (c Config) validate() error {
 	return errors.Join(faults...)
 }
 
-// Limits on what the client does by itself. It may repeat a request: with one
-// batch of a partition on its way that cannot change their order, and the
-// producer's sequence numbers keep repeats out.
+// Limits on repeating a request. With one batch of a partition on its way that
+// cannot change their order, and sequence numbers keep repeats out.
 const (
-	clientRetries    = 3
-	clientRetryPause = 50 * time.Millisecond
-	metadataMinAge   = 50 * time.Millisecond
-	unknownTopicAsks = 3
+	retries    = 3
+	retryPause = 50 * time.Millisecond
+	ackLimit   = 10 * time.Second // for all replicas to have a batch, by the leader's clock
+)
+
+// produceVersion is the last whose requests and answers call topics by name.
+const (
+	produceKey     = 0
+	produceVersion = 12
 )
 
 func (c Config) options() []kgo.Opt {
+	versions := kversion.Stable()
+	versions.SetMaxKeyVersion(produceKey, produceVersion)
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),
 		kgo.ClientID(c.ClientID),
 		kgo.DialTimeout(c.DialTimeout),
+		kgo.MaxVersions(versions),
 		kgo.RequiredAcks(kgo.AllISRAcks()),
-		kgo.ManualFlushing(), // so that a wave leaves as a whole
-		kgo.MaxBufferedRecords(1 << 20),
-		kgo.ProducerBatchMaxBytes(int32(c.MaxMessageBytes)),
-		kgo.ProducerBatchCompression(codecs[c.Compression]),
-		kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)),
-		kgo.RecordRetries(clientRetries),
-		kgo.RequestRetries(clientRetries),
-		kgo.RetryBackoffFn(func(int) time.Duration { return clientRetryPause }),
-		kgo.UnknownTopicRetries(unknownTopicAsks),
-		kgo.MetadataMinAge(metadataMinAge),
-		kgo.AllowIdempotentProduceCancellation(),
-	}
-	if c.AllowAutoTopicCreation {
-		opts = append(opts, kgo.AllowAutoTopicCreation())
+		kgo.BrokerMaxWriteBytes(int32(max(c.MaxMessageBytes+1<<20, 100<<20))),
+		kgo.RequestRetries(retries),
+		kgo.RetryBackoffFn(func(int) time.Duration { return retryPause }),
 	}
 	if c.TLS != nil {
 		opts = append(opts, kgo.DialTLSConfig(c.TLS.Clone()))

@@ -4,26 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/twmb/franz-go/pkg/kerr"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/outmill/outmill/backends"
 )
 
 // publish is one call of Publish.
 type publish struct {
-	cfg     Config
-	session *session
-	records []backends.Record
-	encoded []kgo.Record
-	sizes   []int
+	cfg      Config
+	session  *session
+	records  []backends.Record
+	messages []message
 
 	groups  [][]int          // what is still to be sent, in order
 	failed  map[int]failure  // by index
 	stopped map[string]bool  // aggregates of which a record was not accepted
 	blocked map[string]error // topics that cannot be reached
-	sound   bool             // the client can be used again
+	sound   bool             // the session can be used again
 }
 
 type failure struct {
@@ -39,7 +38,7 @@ func newPublish(cfg Config, session *session, records []backends.Record) *publis
 		cfg: cfg, session: session, records: records, sound: true,
 		failed: map[int]failure{}, stopped: map[string]bool{}, blocked: map[string]error{},
 	}
-	p.encoded, p.sizes = encode(records)
+	p.messages, session.bodies = encode(session.bodies, records)
 	all := make([]int, len(records))
 	for i := range all {
 		all[i] = i
@@ -84,7 +83,7 @@ func (p *publish) nextWave(group []int) (wave, rest []int) {
 			continue
 		}
 		topic, seen := topics[r.Aggregate]
-		if size += p.sizes[i]; len(wave) > 0 && (size > p.cfg.MaxMessageBytes-batchOverhead || r.Aggregate != "" && seen && topic != r.Topic) {
+		if size += p.messages[i].size(); len(wave) > 0 && (size > p.cfg.MaxMessageBytes-batchOverhead || r.Aggregate != "" && seen && topic != r.Topic) {
 			return wave, group[n:]
 		}
 		topics[r.Aggregate] = r.Topic
@@ -103,9 +102,9 @@ func (p *publish) sendable(i int) bool {
 		p.fail(i, backends.NotSent, p.blocked[r.Topic])
 	case !validTopic(r.Topic):
 		p.fail(i, backends.Rejected, backends.Permanent(errors.New("kafka: the topic's name is not valid: 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'")))
-	case p.sizes[i] > p.cfg.MaxMessageBytes-batchOverhead:
+	case p.messages[i].size() > p.cfg.MaxMessageBytes-batchOverhead:
 		p.fail(i, backends.Rejected, backends.Permanent(fmt.Errorf("kafka: the record takes %d bytes, MaxMessageBytes allows %d",
-			p.sizes[i]+batchOverhead, p.cfg.MaxMessageBytes)))
+			p.messages[i].size()+batchOverhead, p.cfg.MaxMessageBytes)))
 	case r.Metadata.Get(uuidHeader) != "":
 		p.fail(i, backends.Rejected, backends.Permanent(fmt.Errorf("kafka: metadata %s is reserved for the message id", uuidHeader)))
 	default:
@@ -119,50 +118,29 @@ func (p *publish) fail(i int, state backends.State, err error) {
 	p.stopped[p.records[i].Aggregate] = true
 }
 
-// place is a partition: its records of a wave were one batch.
-type place struct {
-	topic     string
-	partition int32
-}
-
 // take takes the answers of a wave in.
 //
 // A batch that was refused on account of one record is refused as a whole.
 // Its records are sent again by halves, in order, until that one stands alone:
 // the others have done nothing wrong.
-func (p *publish) take(ctx context.Context, wave []int, errs []error) {
-	together := map[place]int{}
+func (p *publish) take(ctx context.Context, batches []*batch) {
 	var again []int
-	for n, i := range wave {
-		if errs[n] != nil && aboutOneRecord(errs[n]) {
-			together[p.placeOf(i)]++
-		}
-	}
-	for n, i := range wave {
-		err := errs[n]
+	for _, b := range batches {
 		switch {
-		case err == nil:
-		case aboutOneRecord(err) && together[p.placeOf(i)] > 1:
-			again = append(again, i)
+		case b.err == nil:
+		case aboutOneRecord(b.err) && !b.unsure && len(b.messages) > 1:
+			again = append(again, b.messages...)
 		default:
-			p.classify(ctx, i, err)
+			p.sound = p.sound && !b.unsure
+			for _, i := range b.messages {
+				p.classify(ctx, i, b)
+			}
 		}
 	}
 	if len(again) > 0 {
+		slices.Sort(again) // the batch's order, whatever the partitions
 		half := len(again) / 2
-		p.reset(again)
 		p.groups = append([][]int{again[:half], again[half:]}, p.groups...)
-	}
-}
-
-// placeOf is where a record went.
-func (p *publish) placeOf(i int) place { return place{p.records[i].Topic, p.encoded[i].Partition} }
-
-// reset makes records as they were before the client had them.
-func (p *publish) reset(indexes []int) {
-	for _, i := range indexes {
-		e := &p.encoded[i]
-		*e = kgo.Record{Partition: nowhere, Topic: e.Topic, Key: e.Key, Value: e.Value, Headers: e.Headers}
 	}
 }
 
@@ -173,42 +151,69 @@ func aboutOneRecord(err error) bool {
 		errors.Is(err, kerr.CorruptMessage) || errors.Is(err, kerr.PolicyViolation)
 }
 
-// missing reports whether the cluster knows of no such topic. A broker may say
-// the same of a topic that the cluster knows, when it was made a moment ago or
-// is moving: then the client had a place for the record.
-func (p *publish) missing(i int, err error) bool {
-	return errors.Is(err, kerr.UnknownTopicOrPartition) && p.encoded[i].Partition == nowhere
+// unplaced settles a record whose topic cannot be reached. It was not sent.
+func (p *publish) unplaced(i int, t *topic) {
+	name, err := p.records[i].Topic, error(kerr.UnknownTopicOrPartition)
+	if t != nil {
+		err = t.err
+	}
+	switch {
+	case p.forbidden(i, err):
+		return
+	case errors.Is(err, kerr.InvalidTopicException), missing(err) && !p.cfg.AllowAutoTopicCreation:
+		p.fail(i, backends.Rejected, backends.Permanent(fmt.Errorf("kafka: %w: create the topic", err)))
+		return
+	case missing(err): // it is being made, which may take longer than we ask
+		err = fmt.Errorf("%w: the topic is not there yet", err)
+	}
+	p.blocked[name] = backends.Unavailable(fmt.Errorf("kafka: %w", err))
+	p.fail(i, backends.Rejected, p.blocked[name])
 }
 
-// classify settles a record that was not accepted.
-func (p *publish) classify(ctx context.Context, i int, err error) {
-	err = fmt.Errorf("kafka: %w", err)
-	topic := p.records[i].Topic
+// missing tells that the cluster knows of no such topic. A broker may say the
+// same of one that the cluster knows, when it was made a moment ago or is
+// moving: only the cluster's word counts.
+func missing(err error) bool { return errors.Is(err, kerr.UnknownTopicOrPartition) }
+
+// forbidden settles a record that the user may not write. An operator mends
+// that; the record is as good as before.
+func (p *publish) forbidden(i int, err error) bool {
+	if !errors.Is(err, kerr.TopicAuthorizationFailed) && !errors.Is(err, kerr.ClusterAuthorizationFailed) {
+		return false
+	}
+	err = backends.Unavailable(fmt.Errorf("kafka: %w: grant Write to the user", err))
+	p.blocked[p.records[i].Topic] = err
+	p.fail(i, backends.Rejected, err)
+	return true
+}
+
+// classify settles a record of a batch that was not accepted.
+func (p *publish) classify(ctx context.Context, i int, b *batch) {
+	err := fmt.Errorf("kafka: %w", b.err)
 	switch {
+	case b.unsure: // below
 	case aboutOneRecord(err):
 		p.fail(i, backends.Rejected, backends.Permanent(err))
-	case p.missing(i, err) && p.cfg.AllowAutoTopicCreation:
-		// It is being made, which may take longer than the client asks.
-		p.fail(i, backends.Rejected, backends.Unavailable(fmt.Errorf("%w: the topic is not there yet", err)))
-		p.blocked[topic] = backends.Unavailable(err)
-	case errors.Is(err, kerr.InvalidTopicException), p.missing(i, err):
+		return
+	case errors.Is(err, kerr.InvalidTopicException):
 		p.fail(i, backends.Rejected, backends.Permanent(fmt.Errorf("%w: create the topic", err)))
-	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed):
-		// An operator mends this; the records are as good as before.
-		p.fail(i, backends.Rejected, backends.Unavailable(fmt.Errorf("%w: grant Write to the user", err)))
-		p.blocked[topic] = backends.Unavailable(err)
-	case errors.Is(err, errNotLeft):
-		p.fail(i, backends.NotSent, backends.Unavailable(fmt.Errorf("%w: %w", err, context.Cause(ctx))))
-		p.sound = false
-	default:
-		// It may be there. Whatever the client's state is now, a new one starts
-		// clean; partitions of other topics have given their answers.
-		if cause := context.Cause(ctx); cause != nil {
-			err = fmt.Errorf("%w: %w", err, cause)
-		}
-		p.fail(i, backends.Unknown, backends.Unavailable(err))
-		p.blocked[topic] = backends.Unavailable(err)
-		p.sound = p.sound && errors.Is(err, kerr.NotEnoughReplicas)
+		return
+	case p.forbidden(i, b.err):
+		return
+	}
+	// Nothing more goes to the topic in this call. What it refused for a while it
+	// may take with a later batch, in front of this one.
+	if cause := context.Cause(ctx); cause != nil {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	p.blocked[b.at.topic] = backends.Unavailable(err)
+	p.fail(i, backends.Unknown, p.blocked[b.at.topic])
+}
+
+// notSent settles records that cannot be sent now.
+func (p *publish) notSent(indexes []int, err error) {
+	for _, i := range indexes {
+		p.fail(i, backends.NotSent, backends.Unavailable(fmt.Errorf("kafka: %w", err)))
 	}
 }
 

@@ -86,9 +86,8 @@ func numbered(topic string, n int) []backends.Record {
 	return out
 }
 
-// A client that does not know a topic holds the records back until it does, and
-// then places them one by one. None may leave before the last is placed: two
-// record batches of a partition on their way are accepted one without the other.
+// Of each partition, a wave is one record batch, also when the topic is not known
+// yet: of two on their way, one may be accepted without the other.
 func TestWave_OneRecordBatchForEachPartitionOfANewTopic(t *testing.T) {
 	f := openFake(t)
 	for range 30 {
