@@ -16,7 +16,7 @@ import (
 // deadRows drains a fresh backlog beside many dead rows, which the server cannot
 // clear away while something is held open.
 func deadRows(ctx context.Context, b *bench) error {
-	var rates []sample
+	var all []measurement
 	for _, c := range []struct {
 		name string
 		hold func(*holding, context.Context) error
@@ -25,13 +25,16 @@ func deadRows(ctx context.Context, b *bench) error {
 		{"an old snapshot held", (*holding).snapshot},
 		{"two write transactions held", (*holding).writes},
 	} {
-		s, err := b.repeat(ctx, fmt.Sprintf("after %d settled, %s", b.dead, c.name), "msg/s", func(ctx context.Context) (float64, error) {
-			return b.drainOverDead(ctx, c.hold)
+		var w work
+		all = append(all, measurement{
+			name:  fmt.Sprintf("after %d settled, %s", b.dead, c.name),
+			once:  func(ctx context.Context) (float64, error) { return b.drainOverDead(ctx, c.hold, &w) },
+			notes: func() { b.showCPU(&w) },
 		})
-		if err != nil {
-			return err
-		}
-		rates = append(rates, s)
+	}
+	rates, err := b.inTurn(ctx, "msg/s", all...)
+	if err != nil {
+		return err
 	}
 	plain := rates[0].median()
 	b.atLeast("with an old snapshot against without", 100*rates[1].median()/plain, 85, "%")
@@ -89,7 +92,7 @@ func (h *holding) end(ctx context.Context) {
 
 // drainOverDead lets a forwarder settle many rows and then times the same one
 // over fresh ones, which become visible all at once.
-func (b *bench) drainOverDead(ctx context.Context, hold func(*holding, context.Context) error) (rate float64, err error) {
+func (b *bench) drainOverDead(ctx context.Context, hold func(*holding, context.Context) error, w *work) (rate float64, err error) {
 	schema := b.newSchema()
 	s, drop, err := b.store(ctx, postgres.Config{Schema: schema})
 	if err != nil {
@@ -128,7 +131,12 @@ func (b *bench) drainOverDead(ctx context.Context, hold func(*holding, context.C
 	}); err != nil {
 		return 0, err
 	}
+	before, err := b.cpu(ctx)
+	if err != nil {
+		return 0, err
+	}
 	began := time.Now()
 	err = fresh.wait(ctx)
-	return float64(b.rows) / time.Since(began).Seconds(), err
+	rate = float64(b.rows) / time.Since(began).Seconds()
+	return rate, errors.Join(err, w.spent(ctx, b, before))
 }

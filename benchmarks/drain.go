@@ -23,48 +23,48 @@ import (
 // time runs from the forwarder's start, connections included, to the last word.
 func drain(ctx context.Context, b *bench) error {
 	var bare, w work
-	null, err := b.repeat(ctx, "Outmill, into nothing", "msg/s", func(ctx context.Context) (float64, error) {
-		return b.drainOurs(ctx, nothing{}, false, &bare)
-	})
+	all := []measurement{{
+		name:  "Outmill, into nothing",
+		once:  func(ctx context.Context) (float64, error) { return b.drainOurs(ctx, nothing{}, false, &bare) },
+		notes: func() { b.showWork(&bare) },
+	}, {
+		name:  "Outmill into Kafka: franz-go, idempotent, acks=all",
+		once:  func(ctx context.Context) (float64, error) { return b.drainKafka(ctx, &w) },
+		notes: func() { b.showWork(&w) },
+	}, {
+		name: "Outmill into Kafka: pubsub over watermill-kafka, acks=all", once: b.drainPubSub,
+	}}
+	if b.incumbentRows > 0 {
+		all = append(all, measurement{
+			name: "incumbent, defaults",
+			once: func(ctx context.Context) (float64, error) { return b.drainIncumbent(ctx, incumbentDefaults()) },
+		}, measurement{
+			name: "incumbent, tuned: " + tunedText,
+			once: func(ctx context.Context) (float64, error) { return b.drainIncumbent(ctx, incumbentTuned()) },
+		})
+	}
+	rates, err := b.inTurn(ctx, "msg/s", all...)
 	if err != nil {
 		return err
 	}
-	b.showWork(&bare)
-	direct, err := b.repeat(ctx, "Outmill into Kafka: franz-go, idempotent, acks=all", "msg/s", func(ctx context.Context) (float64, error) {
-		broker, err := kafka.New(kafka.Config{Brokers: b.seeds})
-		if err != nil {
-			return 0, err
-		}
-		defer func() { _ = broker.Close(ctx) }()
-		return b.drainOurs(ctx, broker, true, &w)
-	})
-	if err != nil {
-		return err
-	}
-	b.showWork(&w)
-	if _, err := b.repeat(ctx, "Outmill into Kafka: pubsub over watermill-kafka, acks=all", "msg/s", b.drainPubSub); err != nil {
-		return err
-	}
-	b.atLeast("into Kafka against into nothing", 100*direct.median()/null.median(), 70, "%")
+	null, direct := rates[0].median(), rates[1].median()
+	b.atLeast("into Kafka against into nothing", 100*direct/null, 70, "%")
 	if b.incumbentRows == 0 {
 		return nil
 	}
-	plain, err := b.repeat(ctx, "incumbent, defaults", "msg/s", func(ctx context.Context) (float64, error) {
-		return b.drainIncumbent(ctx, incumbentDefaults())
-	})
-	if err != nil {
-		return err
-	}
-	tuned, err := b.repeat(ctx, "incumbent, tuned: "+tunedText, "msg/s", func(ctx context.Context) (float64, error) {
-		return b.drainIncumbent(ctx, incumbentTuned())
-	})
-	if err != nil {
-		return err
-	}
-	b.atLeast("into Kafka against the incumbent's defaults", direct.median()/plain.median(), 25, "×")
-	b.atLeast("into Kafka against the incumbent tuned", direct.median()/tuned.median(), 15, "×")
+	b.atLeast("into Kafka against the incumbent's defaults", direct/rates[3].median(), 25, "×")
+	b.atLeast("into Kafka against the incumbent tuned", direct/rates[4].median(), 15, "×")
 	b.printf("every topic was read back: nothing missing, nothing invented, in order; repeats: %d\n", b.repeats)
 	return nil
+}
+
+func (b *bench) drainKafka(ctx context.Context, w *work) (float64, error) {
+	broker, err := kafka.New(kafka.Config{Brokers: b.seeds})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = broker.Close(ctx) }()
+	return b.drainOurs(ctx, broker, true, w)
 }
 
 func (b *bench) drainOurs(ctx context.Context, broker backends.Broker, check bool, w *work) (float64, error) {
@@ -82,23 +82,39 @@ func (b *bench) drainOurs(ctx context.Context, broker backends.Broker, check boo
 		return 0, err
 	}
 	runtime.GC() // the garbage is of filling
-	before, err := b.sessions(ctx, b.name)
+	before, err := b.cpu(ctx)
 	if err != nil {
 		return 0, err
 	}
-	client := cpuOf(os.Getpid())
 	rate, err := drainOnce(ctx, s, broker, b.rows, forwarder.Config{Workers: b.workers, Batch: b.batch}, w)
 	if err != nil {
 		return 0, err
 	}
-	w.client += cpuOf(os.Getpid()) - client
-	after, err := b.sessions(ctx, b.name)
-	w.server += grown(before, after)
-	w.records += b.rows
-	if err != nil || !check {
+	if err := w.spent(ctx, b, before); err != nil || !check {
 		return rate, err
 	}
 	return rate, b.checkTopic(ctx, topic, b.rows)
+}
+
+// cpu is what this process and its sessions have used.
+type cpu struct {
+	client   float64
+	sessions map[int]float64
+}
+
+func (b *bench) cpu(ctx context.Context) (c cpu, err error) {
+	c.client = cpuOf(os.Getpid())
+	c.sessions, err = b.sessions(ctx, b.name)
+	return c, err
+}
+
+// spent adds a run's records and the CPU time that it took.
+func (w *work) spent(ctx context.Context, b *bench, before cpu) error {
+	after, err := b.cpu(ctx)
+	w.client += after.client - before.client
+	w.server += grown(before.sessions, after.sessions)
+	w.records += b.rows
+	return err
 }
 
 // showWork tells what a thousand records cost.
@@ -106,6 +122,11 @@ func (b *bench) showWork(w *work) {
 	thousands := float64(w.records) / 1000
 	b.note("  a worker's time for a thousand: reading", milliseconds(time.Duration(w.read.Load()))/thousands, "ms", "")
 	b.note("  publishing", milliseconds(time.Duration(w.publish.Load()))/thousands, "ms", "")
+	b.showCPU(w)
+}
+
+func (b *bench) showCPU(w *work) {
+	thousands := float64(w.records) / 1000
 	b.note("  CPU time of a thousand: client", 1000*w.client/thousands, "ms", "")
 	b.note("  its sessions in the database", 1000*w.server/thousands, "ms", "")
 }

@@ -105,20 +105,40 @@ func number(f float64) string {
 	return fmt.Sprintf("%.2f", f)
 }
 
-// repeat measures once to warm up and then as often as asked.
-func (b *bench) repeat(ctx context.Context, name, unit string, once func(context.Context) (float64, error)) (sample, error) {
-	s := sample{Name: name, Unit: unit}
-	for i := range b.runs + 1 {
-		v, err := once(ctx)
-		if err != nil {
-			return s, fmt.Errorf("%s: %w", name, err)
-		}
-		if i > 0 {
-			s.Values = append(s.Values, v)
+// measurement is something to be measured.
+type measurement struct {
+	name  string
+	once  func(context.Context) (float64, error)
+	notes func() // more to print about it; nil: nothing
+}
+
+// warmUps are runs that are not counted: a server has to fill its caches and to
+// compile its code.
+const warmUps = 2
+
+// inTurn measures as often as asked, one after the other and again from the
+// first, so that all meet the same machine.
+func (b *bench) inTurn(ctx context.Context, unit string, all ...measurement) ([]sample, error) {
+	out := make([]sample, len(all))
+	for run := range warmUps + b.runs {
+		for i, m := range all {
+			v, err := m.once(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", m.name, err)
+			}
+			if run >= warmUps {
+				out[i].Values = append(out[i].Values, v)
+			}
 		}
 	}
-	b.show(s)
-	return s, nil
+	for i, m := range all {
+		out[i].Name, out[i].Unit = m.name, unit
+		b.show(out[i])
+		if m.notes != nil {
+			m.notes()
+		}
+	}
+	return out, nil
 }
 
 // atLeast and atMost judge a figure against its target.

@@ -10,7 +10,7 @@ type statements struct {
 	settle                settleStatements
 	lease                 leaseStatements
 	backlog               backlogStatements
-	watch                 string
+	watch, peek           string
 }
 
 func newStatements(n names) statements {
@@ -26,6 +26,7 @@ func newStatements(n names) statements {
 		lease:    newLeaseStatements(n),
 		backlog:  newBacklogStatements(n),
 		watch:    watchStatement(n),
+		peek:     peekStatement(n),
 	}
 }
 
