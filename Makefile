@@ -38,6 +38,7 @@ test-services: ## all tests, with real servers; a missing one is a failure
 test-long: ## crash runs, soak and fuzz as well
 	$(WITH_SERVERS) OUTMILL_TEST_SERVICES=1 OUTMILL_TEST_LONG=1 \
 		scripts/gotest.sh -count=1 -timeout 2h $(TEST_ARGS) $(PKG)
+	scripts/fuzz.sh $(FUZZ_TIME)
 
 .PHONY: lint
 lint: ## golangci-lint, rules of the tree
