@@ -75,7 +75,7 @@ var postgresStore = define(
 			}
 			return store, nil
 		}
-		return opening[Outbox]{open: open, check: func() error { return closed(open(context.Background())) }}
+		return lazily(open)
 	},
 )
 
@@ -88,12 +88,26 @@ func driverFault(err error) error {
 	return err
 }
 
-// closed undoes an opening that was for its errors alone.
-func closed(o Outbox, err error) error {
-	if err != nil {
-		return err
+// lazily is the opening of a store that connects at its first use.
+func lazily(open func(context.Context) (Outbox, error)) opening[Outbox] {
+	return opening[Outbox]{
+		open: open,
+		check: func() error {
+			store, err := open(context.Background())
+			if err != nil {
+				return err
+			}
+			return store.Close()
+		},
+		migration: func() (string, error) {
+			store, err := open(context.Background())
+			if err != nil {
+				return "", err
+			}
+			text, err := store.MigrationSQL()
+			return text, errors.Join(err, store.Close())
+		},
 	}
-	return o.Close()
 }
 
 var quoteDriver = strings.NewReplacer(`\`, `\\`, `'`, `\'`)

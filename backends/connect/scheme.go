@@ -33,6 +33,9 @@ type scheme[T any] struct {
 type opening[T any] struct {
 	open  func(ctx context.Context) (T, error)
 	check func() error // what open would refuse about the configuration
+
+	// Stores only: the statements that make its tables.
+	migration func() (string, error)
 }
 
 // define makes a scheme of the configuration C. read takes what is no parameter
@@ -58,7 +61,8 @@ func define[C, T any](info Scheme, params []settings.Setting[C], read func(addre
 				opened, err := o.open(ctx)
 				return opened, settings.Rename(err, prefix, infos)
 			},
-			check: func() error { return settings.Rename(o.check(), prefix, infos) },
+			check:     func() error { return settings.Rename(o.check(), prefix, infos) },
+			migration: o.migration,
 		}, nil
 	}
 	return scheme[T]{info, prepare}

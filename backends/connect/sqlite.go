@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/stores/memory"
 	"github.com/outmill/outmill/backends/stores/sqlite"
 	"github.com/outmill/outmill/internal/settings"
@@ -53,7 +54,7 @@ var sqliteStore = define(
 		case a.path == "" || a.path == "/":
 			return errors.New("no file is named: write sqlite:file.db or sqlite:/folder/file.db")
 		case a.path == ":memory:":
-			return errors.New("an outbox in memory is another store: write memory:")
+			return errors.New("an outbox in memory is another store: write memory: in place of it")
 		}
 		return nil
 	},
@@ -61,7 +62,7 @@ var sqliteStore = define(
 		return opening[Outbox]{
 			open: func(ctx context.Context) (Outbox, error) {
 				if _, err := os.Stat(c.path); c.existing && err != nil {
-					return nil, fmt.Errorf("the file is not there or cannot be seen: %w", err)
+					return nil, fmt.Errorf("%w: the file is not there, or cannot be seen: %w", backends.ErrSchema, errors.Unwrap(err))
 				}
 				store, err := sqlite.Open(ctx, c.path, c.Config)
 				if err != nil {
@@ -69,17 +70,30 @@ var sqliteStore = define(
 				}
 				return store, nil
 			},
-			check: func() error {
-				db, err := sql.Open("sqlite", ":memory:") // connects to nothing
-				if err != nil {
+			check: func() error { return unopened(c, func(*sqlite.Store) error { return nil }) },
+			migration: func() (text string, err error) {
+				err = unopened(c, func(s *sqlite.Store) error {
+					text, err = s.MigrationSQL()
 					return err
-				}
-				_, err = sqlite.New(db, c.Config)
-				return errors.Join(err, db.Close())
+				})
+				return text, err
 			},
 		}
 	},
 )
+
+// unopened uses a store that is connected to nothing.
+func unopened(c sqliteConfig, use func(*sqlite.Store) error) error {
+	db, err := sql.Open("sqlite", ":memory:")
+	if err != nil {
+		return err
+	}
+	store, err := sqlite.New(db, c.Config)
+	if err == nil {
+		err = use(store)
+	}
+	return errors.Join(err, db.Close())
+}
 
 var memoryStore = define(
 	Scheme{
@@ -102,6 +116,6 @@ var memoryStore = define(
 			}
 			return store, nil
 		}
-		return opening[Outbox]{open: open, check: func() error { return closed(open(context.Background())) }}
+		return lazily(open)
 	},
 )

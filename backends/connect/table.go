@@ -68,3 +68,14 @@ func describe[T any](list []scheme[T]) []Scheme {
 	}
 	return out
 }
+
+// MigrationSQL returns the statements that make a store's tables, without
+// connecting to it.
+func MigrationSQL(url string) (string, error) {
+	name, o, err := prepare("store", stores, url)
+	if err != nil {
+		return "", err
+	}
+	text, err := o.migration()
+	return text, told("store", name, err)
+}

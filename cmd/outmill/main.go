@@ -13,8 +13,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/outmill/outmill/backends"
 )
@@ -48,8 +50,11 @@ func execute(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
+	switch {
+	case err == nil:
 		return exitOK
+	case strings.HasPrefix(err.Error(), "unknown command"): // cobra has no type for it
+		err = usage(fmt.Errorf("%w: see outmill --help", err))
 	}
 	fmt.Fprintln(os.Stderr, "outmill:", err)
 	var e *exitError
@@ -73,18 +78,29 @@ func newRoot() *cobra.Command {
 		return usage(fmt.Errorf("%w: see %s --help", err, c.CommandPath()))
 	})
 	root.PersistentFlags().StringP("config", "c", "", "file of settings (YAML); also "+configVariable)
-	for _, s := range all() {
-		if s.Name == "store" || s.Name == "broker" {
-			// A flag is in the list of processes for all to see.
-			s.Doc += " Prefer the file or " + variableOf(s.Name) + ": others see flags."
-		}
-		root.PersistentFlags().String(flagOf(s.Name), "", s.Doc+" Default: "+s.Default)
-	}
-	root.AddCommand(runCommand(), versionCommand())
+	settingFlags(root.PersistentFlags(), false)
+	run, conf := runCommand(), configCommand()
+	settingFlags(run.Flags(), true)
+	settingFlags(conf.PersistentFlags(), true)
+	root.AddCommand(run, migrateCommand(), statusCommand(), deadCommand(), conf, demoCommand(), versionCommand())
 	for _, c := range root.Commands() {
 		mistakes(c)
 	}
 	return root
+}
+
+// settingFlags makes the flags of settings: those of the forwarder, or those that
+// every command needs.
+func settingFlags(flags *pflag.FlagSet, forwarder bool) {
+	for _, s := range all() {
+		if everywhere := strings.HasPrefix(s.Name, "store") || strings.HasPrefix(s.Name, "log."); everywhere == forwarder {
+			continue
+		}
+		if s.Secret { // a flag is in the list of processes for all to see
+			s.Doc += " Prefer the file or " + variableOf(s.Name) + ": others see flags."
+		}
+		flags.String(flagOf(s.Name), "", s.Doc+" Default: "+s.Default)
+	}
 }
 
 // mistakes makes wrong arguments and unknown subcommands errors of usage.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -78,7 +79,7 @@ func (l *loaded) run(ctx context.Context) (err error) {
 	ctx, stop := stoppable(ctx, log)
 	defer stop()
 
-	store, err := connect.Store(ctx, l.Store)
+	store, err := l.openStore(ctx, true)
 	if err != nil {
 		return err
 	}
@@ -93,11 +94,25 @@ func (l *loaded) run(ctx context.Context) (err error) {
 		err = errors.Join(err, broker.Close(limit))
 	}()
 
-	l.Forwarder.Logger = log
+	system, _, _ := strings.Cut(l.Broker, ":")
+	m, h := newMetrics(l.MetricsName, system), newHealth(store, broker, l.Forwarder.Lease)
+	m.registry.MustRegister(newBacklogCollector(store, l.MetricsName, l.MetricsInterval))
+	l.Forwarder.Logger, l.Forwarder.Hooks = log, m.hooks()
+	l.Forwarder.Hooks.Leased = func(ctx context.Context, lease backends.Lease, err error) {
+		m.leased(lease, err)
+		h.leased(ctx, lease, err)
+	}
 	fwd, err := forwarder.New(store, broker, l.Forwarder)
 	if err != nil {
 		return usage(settings.Rename(err, "forwarder: ", settings.Infos(all())))
 	}
+	stopServing, err := serve(ctx, l.HTTP, h, m, log)
+	if err != nil {
+		return err
+	}
+	defer stopServing()
+	defer context.AfterFunc(ctx, h.stop)()
+
 	err = fwd.Run(ctx)
 	switch {
 	case err == nil:
