@@ -80,7 +80,11 @@ func (a *address) unescape(what, text string) string {
 }
 
 func (a *address) authority(text string) {
-	if i := strings.LastIndexByte(text, '@'); i >= 0 {
+	if strings.Count(text, "@") > 1 {
+		a.wrong("the URL holds two @: in user and password write @ as %%40")
+		return
+	}
+	if i := strings.IndexByte(text, '@'); i >= 0 {
 		user, password, _ := strings.Cut(text[:i], ":")
 		a.named, text = true, text[i+1:]
 		a.user, a.password = a.unescape("user", user), a.unescape("password", password)

@@ -13,16 +13,14 @@ import (
 // cannot be read nothing is left.
 func Mask(text string) string {
 	a, err := parse(text)
-	if err != nil || a.fault() != nil {
+	all := slices.Concat(Stores(), Brokers())
+	i := slices.IndexFunc(all, func(s Scheme) bool { return slices.Contains(s.Names, a.scheme) })
+	if err != nil || a.fault() != nil || i < 0 || strings.Contains(a.path, "@") {
 		return "(not shown: it cannot be read)"
 	}
 	shown := map[string]bool{}
-	for _, s := range slices.Concat(Stores(), Brokers()) {
-		for _, p := range s.Params {
-			if slices.Contains(s.Names, a.scheme) && !p.Secret {
-				shown[p.Name] = true
-			}
-		}
+	for _, p := range all[i].Params {
+		shown[p.Name] = !p.Secret
 	}
 	var b strings.Builder
 	b.WriteString(a.scheme + ":")

@@ -16,6 +16,8 @@ type Scheme struct {
 	Example string   // a URL
 	Doc     string
 	Params  []Param
+
+	fields []string // the Go fields that parameters set
 }
 
 // Param describes a parameter of a URL.
@@ -47,6 +49,9 @@ func define[C, T any](info Scheme, params []settings.Setting[C], read func(addre
 	infos := settings.Infos(params)
 	for _, i := range infos {
 		info.Params = append(info.Params, Param{Name: i.Name, Kind: i.Kind, Default: i.Default, Doc: i.Doc, Secret: i.Secret})
+	}
+	for _, i := range infos {
+		info.fields = append(info.fields, i.Field)
 	}
 	prefix := info.Names[0] + ": "
 	prepare := func(a address) (opening[T], error) {

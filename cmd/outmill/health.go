@@ -41,9 +41,6 @@ type health struct {
 }
 
 func newHealth(store, broker any, lease time.Duration) *health {
-	if lease == 0 {
-		lease = 15 * time.Second
-	}
 	return &health{store: store, broker: broker, lease: lease, began: time.Now()}
 }
 

@@ -95,7 +95,7 @@ func (l *loaded) run(ctx context.Context) (err error) {
 	}()
 
 	system, _, _ := strings.Cut(l.Broker, ":")
-	m, h := newMetrics(l.MetricsName, system), newHealth(store, broker, l.Forwarder.Lease)
+	m, h := newMetrics(l.MetricsName, system), newHealth(store, broker, l.Forwarder.Effective().Lease)
 	m.registry.MustRegister(newBacklogCollector(store, l.MetricsName, l.MetricsInterval))
 	l.Forwarder.Logger, l.Forwarder.Hooks = log, m.hooks()
 	l.Forwarder.Hooks.Leased = func(ctx context.Context, lease backends.Lease, err error) {
