@@ -66,14 +66,28 @@ type process struct {
 // start runs outmill with a clean environment and what is given.
 func start(t *testing.T, environ []string, args ...string) *process {
 	t.Helper()
+	p := prepare(t, environ, args...)
+	p.begin()
+	return p
+}
+
+func prepare(t *testing.T, environ []string, args ...string) *process {
+	t.Helper()
 	p := &process{T: t, done: make(chan error, 1)}
 	p.cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
 	p.cmd.Env = append([]string{asProgram + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}, environ...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.err
-	require.NoError(t, p.cmd.Start())
-	go func() { p.done <- p.cmd.Wait() }()
-	t.Cleanup(func() { _ = p.cmd.Process.Kill() }) // fails where it has ended
 	return p
+}
+
+func (p *process) begin() {
+	p.Helper()
+	require.NoError(p, p.cmd.Start())
+	go func() { p.done <- p.cmd.Wait() }()
+	p.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // fails where it has ended
+		<-p.done
+	})
 }
 
 // code waits for the end and returns the exit code.
