@@ -30,8 +30,8 @@ import (
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/brokers/kafka"
 	"github.com/outmill/outmill/backends/stores/postgres"
-	"github.com/outmill/outmill/examples/internal/shop"
 	"github.com/outmill/outmill/forwarder"
+	"github.com/outmill/outmill/internal/shop"
 )
 
 func main() {

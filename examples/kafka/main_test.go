@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/outmill/outmill/examples/internal/shop"
+	"github.com/outmill/outmill/internal/shop"
 	"github.com/outmill/outmill/internal/testenv"
 )
 
