@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outmill/outmill/backends/brokers/kafka"
+	"github.com/outmill/outmill/backends/brokers/rabbitmq"
 	"github.com/outmill/outmill/backends/connect"
 	"github.com/outmill/outmill/backends/stores/memory"
 	"github.com/outmill/outmill/backends/stores/postgres"
@@ -50,6 +51,17 @@ func TestBroker_IsTheAdaptersOwnType(t *testing.T) {
 		require.IsType(t, (*kafka.Broker)(nil), broker)
 		require.NoError(t, broker.Close(t.Context()))
 	}
+	for url, want := range map[string]any{
+		"amqp://guest:guest@localhost": (*rabbitmq.Broker)(nil),
+		"amqps://app:p%40s%2Fs@h:1/a%2Fb?topology=topic&exchange=events&tls_server_name=h":     (*rabbitmq.Broker)(nil),
+		"rabbitmq://h?tls=true&declare=true&queue_type=quorum&channels=4&hold_unroutable=true": (*rabbitmq.Broker)(nil),
+	} {
+		require.NoError(t, connect.CheckBroker(url), url)
+		broker, err := connect.Broker(t.Context(), url)
+		require.NoError(t, err, url)
+		require.IsType(t, want, broker)
+		require.NoError(t, broker.Close(t.Context()))
+	}
 	broker, err := connect.Broker(t.Context(), "stdout:")
 	require.NoError(t, err)
 	require.NoError(t, broker.Close(t.Context()))
@@ -70,9 +82,10 @@ func TestCheck_MakesNoFile(t *testing.T) {
 // Each field of a configuration can be reached by URL. Those that are no
 // parameter are named here, with where they come from.
 func TestParams_ReachEveryOption(t *testing.T) {
-	elsewhere := map[string]string{"Brokers": "the hosts", "SASL": "user, password and sasl"}
+	elsewhere := map[string]string{"Brokers": "the hosts", "SASL": "user, password and sasl", "URL": "the URL itself"}
 	for scheme, config := range map[string]any{
 		"postgres": postgres.Config{}, "sqlite": sqlite.Config{}, "memory": memory.Config{}, "kafka": kafka.Config{},
+		"amqp": rabbitmq.Config{},
 	} {
 		fields := connect.Fields(scheme)
 		require.NotEmpty(t, fields, scheme)

@@ -16,6 +16,7 @@ var (
 	}
 	brokers = []scheme[backends.Broker]{
 		kafkaBroker,
+		rabbitBroker,
 		stdoutBroker,
 	}
 )
