@@ -13,6 +13,8 @@ const (
 	PgBouncerURL = "OUTMILL_PGBOUNCER_URL"
 	KafkaBrokers = "OUTMILL_KAFKA_BROKERS"
 	RabbitMQURL  = "OUTMILL_RABBITMQ_URL"
+	NATSURL      = "OUTMILL_NATS_URL"
+	RedisURL     = "OUTMILL_REDIS_URL"
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
 
 	// Required makes a missing server a failure.
