@@ -16,6 +16,8 @@ const (
 	NATSURL      = "OUTMILL_NATS_URL"
 	RedisURL     = "OUTMILL_REDIS_URL"
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
+	MySQLDSN     = "OUTMILL_MYSQL_DSN"
+	MariaDBDSN   = "OUTMILL_MARIADB_DSN"
 
 	// Required makes a missing server a failure.
 	Required = "OUTMILL_TEST_SERVICES"
