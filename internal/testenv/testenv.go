@@ -18,6 +18,7 @@ const (
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
 	MySQLDSN     = "OUTMILL_MYSQL_DSN"
 	MariaDBDSN   = "OUTMILL_MARIADB_DSN"
+	Promtool     = "OUTMILL_PROMTOOL" // the path of Prometheus' tool
 
 	// Required makes a missing server a failure.
 	Required = "OUTMILL_TEST_SERVICES"
