@@ -10,9 +10,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outmill/outmill/backends/brokers/kafka"
+	"github.com/outmill/outmill/backends/brokers/nats"
 	"github.com/outmill/outmill/backends/brokers/rabbitmq"
+	"github.com/outmill/outmill/backends/brokers/redis"
 	"github.com/outmill/outmill/backends/connect"
 	"github.com/outmill/outmill/backends/stores/memory"
+	"github.com/outmill/outmill/backends/stores/mysql"
 	"github.com/outmill/outmill/backends/stores/postgres"
 	"github.com/outmill/outmill/backends/stores/sqlite"
 )
@@ -23,11 +26,14 @@ func TestStore_IsTheEnginesOwnType(t *testing.T) {
 	for url, want := range map[string]any{
 		"postgres://app:pw@db:5432/shop": (*postgres.Store)(nil),
 		"postgresql://h1:1,h2,[::1]:3/shop?target_session_attrs=read-write&pool_max_conns=12&sslmode=disable&schema=outbox&prefix=a_&retention=24h&sequences=OFF&pooler=true": (*postgres.Store)(nil),
-		"postgres:///shop?host=/var/run/postgresql":                    (*postgres.Store)(nil),
-		"postgres://app:%2F%3F%23%40%25%27%5C%20@db/shop":              (*postgres.Store)(nil),
-		"sqlite:" + filepath.Join(t.TempDir(), "a%3Fb.db"):             (*sqlite.Store)(nil),
-		"sqlite://" + filepath.Join(t.TempDir(), "a.db") + "?prefix=b": (*sqlite.Store)(nil),
-		" MEMORY:?max_payload=1KiB ":                                   (*memory.Store)(nil),
+		"postgres:///shop?host=/var/run/postgresql":                                             (*postgres.Store)(nil),
+		"mysql://app:p%40s%2Fs@db/shop?prefix=a_&retention=1h&tls=skip-verify&read_timeout=30s": (*mysql.Store)(nil),
+		"mariadb://app@db:3307/shop":                                                            (*mysql.Store)(nil),
+		"mysql:///shop?socket=/run/mysqld/mysqld.sock":                                          (*mysql.Store)(nil),
+		"postgres://app:%2F%3F%23%40%25%27%5C%20@db/shop":                                       (*postgres.Store)(nil),
+		"sqlite:" + filepath.Join(t.TempDir(), "a%3Fb.db"):                                      (*sqlite.Store)(nil),
+		"sqlite://" + filepath.Join(t.TempDir(), "a.db") + "?prefix=b":                          (*sqlite.Store)(nil),
+		" MEMORY:?max_payload=1KiB ":                                                            (*memory.Store)(nil),
 	} {
 		require.NoError(t, connect.CheckStore(url), url)
 		store, err := connect.Store(t.Context(), url)
@@ -53,7 +59,11 @@ func TestBroker_IsTheAdaptersOwnType(t *testing.T) {
 	}
 	for url, want := range map[string]any{
 		"amqp://guest:guest@localhost": (*rabbitmq.Broker)(nil),
-		"amqps://app:p%40s%2Fs@h:1/a%2Fb?topology=topic&exchange=events&tls_server_name=h":     (*rabbitmq.Broker)(nil),
+		"amqps://app:p%40s%2Fs@h:1/a%2Fb?topology=topic&exchange=events&tls_server_name=h": (*rabbitmq.Broker)(nil),
+		"nats://app:p%40ss@h1,h2:1?tls=true&max_pending=10&ack_timeout=1s":                 (*nats.Broker)(nil),
+		"nats://h?token=a": (*nats.Broker)(nil),
+		"redis://h":        (*redis.Broker)(nil),
+		"rediss://app:p%40ss@h:1/3?max_len=100000&max_lens=orders:0,a:b:5&timeout=1s":          (*redis.Broker)(nil),
 		"rabbitmq://h?tls=true&declare=true&queue_type=quorum&channels=4&hold_unroutable=true": (*rabbitmq.Broker)(nil),
 	} {
 		require.NoError(t, connect.CheckBroker(url), url)
@@ -82,10 +92,10 @@ func TestCheck_MakesNoFile(t *testing.T) {
 // Each field of a configuration can be reached by URL. Those that are no
 // parameter are named here, with where they come from.
 func TestParams_ReachEveryOption(t *testing.T) {
-	elsewhere := map[string]string{"Brokers": "the hosts", "SASL": "user, password and sasl", "URL": "the URL itself"}
+	elsewhere := map[string]string{"Brokers": "the hosts", "SASL": "user, password and sasl", "URL": "the URL itself", "Servers": "the hosts", "Addr": "the host", "DB": "the path", "Auth": "the user"}
 	for scheme, config := range map[string]any{
 		"postgres": postgres.Config{}, "sqlite": sqlite.Config{}, "memory": memory.Config{}, "kafka": kafka.Config{},
-		"amqp": rabbitmq.Config{},
+		"amqp": rabbitmq.Config{}, "nats": nats.Config{}, "redis": redis.Config{}, "mysql": mysql.Config{},
 	} {
 		fields := connect.Fields(scheme)
 		require.NotEmpty(t, fields, scheme)

@@ -1,7 +1,6 @@
 package connect
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -48,17 +47,7 @@ var kafkaBroker = define(
 		return errors.Join(append(faults, err)...)
 	},
 	func(c kafkaConfig) opening[backends.Broker] {
-		open := func(context.Context) (backends.Broker, error) {
-			broker, err := kafka.New(c.Config)
-			if err != nil {
-				return nil, err
-			}
-			return broker, nil
-		}
-		return opening[backends.Broker]{open: open, check: func() error {
-			_, err := open(context.Background()) // it holds nothing open
-			return err
-		}}
+		return onDemand(func() (backends.Broker, error) { return asBroker(kafka.New(c.Config)) })
 	},
 )
 

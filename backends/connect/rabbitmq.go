@@ -1,7 +1,6 @@
 package connect
 
 import (
-	"context"
 	"errors"
 	"net/url"
 	"strings"
@@ -44,17 +43,7 @@ var rabbitBroker = define(
 	}, tlsParams(func(c *rabbitConfig) *tlsConfig { return &c.tls })...),
 	readRabbit,
 	func(c rabbitConfig) opening[backends.Broker] {
-		open := func(context.Context) (backends.Broker, error) {
-			broker, err := rabbitmq.New(c.Config)
-			if err != nil {
-				return nil, err
-			}
-			return broker, nil
-		}
-		return opening[backends.Broker]{open: open, check: func() error {
-			_, err := open(context.Background()) // it holds nothing open
-			return err
-		}}
+		return onDemand(func() (backends.Broker, error) { return asBroker(rabbitmq.New(c.Config)) })
 	},
 )
 

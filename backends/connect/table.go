@@ -11,12 +11,15 @@ import (
 var (
 	stores = []scheme[Outbox]{
 		postgresStore,
+		mysqlStore,
 		sqliteStore,
 		memoryStore,
 	}
 	brokers = []scheme[backends.Broker]{
 		kafkaBroker,
 		rabbitBroker,
+		natsBroker,
+		redisBroker,
 		stdoutBroker,
 	}
 )

@@ -72,11 +72,11 @@ func newMetrics(outbox, system string) *metrics {
 		"messaging_system", "messaging_operation_name", "messaging_operation_type", errorType)
 	m.retries = counter("outbox_publish_retries_total", "Failed attempts that are followed by another.", destination, errorType)
 	m.deadLetters = counter("outbox_dead_letters_total", "Records that were given up by this forwarder.", destination, "outbox_dead_letter_reason")
-	m.inflight = gauge("outbox_relay_inflight_count", "Records given to the broker that it has not answered for.")
+	m.inflight = gauge("outbox_forwarder_inflight_count", "Records given to the broker that it has not answered for.")
 	m.batchSize = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "outbox_relay_batch_size", Help: "Records in a call to the broker.", ConstLabels: constant, Buckets: batchBuckets,
+		Name: "outbox_forwarder_batch_size", Help: "Records in a call to the broker.", ConstLabels: constant, Buckets: batchBuckets,
 	})
-	m.poll = histogram("outbox_relay_poll_duration_seconds", "Looks for records that found some or failed.", operationBuckets, "outbox_poll_result")
+	m.poll = histogram("outbox_forwarder_poll_duration_seconds", "Looks for records that found some or failed.", operationBuckets, "outbox_poll_result")
 	m.owned = gauge("outbox_shard_owned", "Shards that this forwarder holds.")
 	m.transitions = counter("outbox_lease_transitions_total", "Shards that this forwarder got and no longer has.", "outbox_lease_event")
 	m.held = gauge("outbox_topics_held_back", "Topics that cannot be reached.")
@@ -113,12 +113,16 @@ func (m *metrics) destination(topic string) string {
 // hooks feed the metrics.
 func (m *metrics) hooks() forwarder.Hooks {
 	return forwarder.Hooks{
-		Read: func(_ context.Context, records []backends.Record, took time.Duration, err error) {
+		Read: func(ctx context.Context, records []backends.Record, took time.Duration, err error) context.Context {
 			result := "rows"
-			if err != nil {
+			switch {
+			case err != nil:
 				result = "error"
+			case len(records) == 0:
+				result = "empty"
 			}
 			m.poll.WithLabelValues(result).Observe(took.Seconds())
+			return ctx
 		},
 		Publish: func(ctx context.Context, records []backends.Record) context.Context {
 			m.inflight.Add(float64(len(records)))

@@ -88,7 +88,7 @@ func TestRun_ProbesAndMetrics(t *testing.T) {
 		`outbox_shard_owned{outbox_name="shop"} 64`, `outbox_shard_limit{outbox_name="shop"} 64`, `outbox_shard_unowned{outbox_name="shop"} 0`,
 		`outbox_lease_transitions_total{outbox_lease_event="acquired",outbox_name="shop"} 64`, `outbox_forwarders_alive{outbox_name="shop"} 1`,
 		`outbox_dead_letters_total{messaging_destination_name="orders",outbox_dead_letter_reason="permanent",outbox_name="shop"} 0`,
-		`outbox_relay_inflight_count{outbox_name="shop"} 0`, `outbox_backlog_age_seconds{outbox_name="shop"} 0`, "go_goroutines ", "process_cpu_seconds_total ",
+		`outbox_forwarder_inflight_count{outbox_name="shop"} 0`, `outbox_backlog_age_seconds{outbox_name="shop"} 0`, "go_goroutines ", "process_cpu_seconds_total ",
 	} {
 		require.Contains(t, page, series)
 	}
