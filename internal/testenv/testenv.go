@@ -12,6 +12,7 @@ const (
 	PostgresURL  = "OUTMILL_POSTGRES_URL"
 	PgBouncerURL = "OUTMILL_PGBOUNCER_URL"
 	KafkaBrokers = "OUTMILL_KAFKA_BROKERS"
+	RabbitMQURL  = "OUTMILL_RABBITMQ_URL"
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
 
 	// Required makes a missing server a failure.
