@@ -22,14 +22,15 @@ var clients = []string{
 // Each package, and which of the clients it may link.
 func TestWalls_WhatAPackageLinks(t *testing.T) {
 	for pkg, allowed := range map[string][]string{
-		"backends":                 nil,
-		"forwarder":                nil,
-		"middleware":               nil,
-		"backends/stores/memory":   nil,
-		"backends/stores/postgres": {"github.com/jackc/pgx", "github.com/pressly/goose"},
-		"backends/stores/sqlite":   {"modernc.org/sqlite", "github.com/pressly/goose"},
-		"backends/brokers/pubsub":  nil,
-		"backends/brokers/kafka":   {"github.com/twmb/franz-go"},
+		"backends":                  nil,
+		"forwarder":                 nil,
+		"middleware":                nil,
+		"backends/stores/memory":    nil,
+		"backends/stores/postgres":  {"github.com/jackc/pgx", "github.com/pressly/goose"},
+		"backends/stores/sqlite":    {"modernc.org/sqlite", "github.com/pressly/goose"},
+		"backends/brokers/pubsub":   nil,
+		"backends/brokers/kafka":    {"github.com/twmb/franz-go"},
+		"backends/brokers/rabbitmq": {"github.com/rabbitmq"},
 	} {
 		t.Run(pkg, func(t *testing.T) {
 			t.Parallel()
