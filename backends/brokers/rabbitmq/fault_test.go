@@ -167,13 +167,25 @@ func TestFault_ServerStoppedAndKilled(t *testing.T) {
 		s.all(s.batch(400))
 	}
 	s := both[0]
+	hung := open(t, own.url(), rabbitmq.Config{})
+	require.NoError(t, hung.broker.Publish(t.Context(), numbered(hung.Topic(), 200)[:1]))
 
 	// The server stands still. Neither Publish nor Close waits for it.
 	own.signal(syscall.SIGSTOP)
 	left, err := s.publish(s.batch(400), time.Second)
 	require.Error(t, err)
+	// Nor for a write that hangs, when the sockets are full.
+	large := numbered(name("large"), 400)
+	for i := range large {
+		large[i].Aggregate, large[i].Payload = "", make([]byte, 100<<10)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	start := time.Now()
+	require.Error(t, hung.broker.Publish(ctx, large))
+	cancel()
+	require.Less(t, time.Since(start), 3*time.Second)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+	start = time.Now()
 	_ = h.broker.Close(ctx) // may say that a connection was still open
 	cancel()
 	require.Less(t, time.Since(start), 3*time.Second)

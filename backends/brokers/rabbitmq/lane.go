@@ -230,7 +230,7 @@ func (r *run) died(ctx context.Context) error {
 }
 
 // cause tells why no more answers come, and whether the connection is of no more use.
-func (r *run) cause(ctx context.Context) (err error, lost bool) { //nolint:revive // the flag is about the error
+func (r *run) cause(ctx context.Context) (err error, lost bool) {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause, true
 	}

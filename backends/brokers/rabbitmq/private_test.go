@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -86,22 +87,18 @@ func (p *proxy) withToxic(kind string, attributes map[string]any, do func()) {
 	}
 }
 
-// freePorts finds n free ports in a row and returns the first.
+// freePorts finds n free ports in a row and returns the first. They are below
+// those that the system gives to clients, which would take them meanwhile.
 func freePorts(t testing.TB, n int) int {
 	t.Helper()
 	for range 100 {
-		first, open := 0, []net.Listener{}
+		first, open := 20000+rand.IntN(12000), []net.Listener{}
 		for i := range n {
-			port := 0
-			if i > 0 {
-				port = first + i
-			}
-			l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+			l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", first+i))
 			if err != nil {
 				break
 			}
 			open = append(open, l)
-			first = open[0].Addr().(*net.TCPAddr).Port
 		}
 		for _, l := range open {
 			require.NoError(t, l.Close())

@@ -65,4 +65,4 @@ func (w *wire) flush() error {
 }
 
 // kill closes the socket at once. Safe at any time, any number of times.
-func (w *wire) kill() { _ = w.Conn.Close() }
+func (w *wire) kill() { _ = w.Close() }
