@@ -150,20 +150,26 @@ func newShop(t *testing.T) *shop {
 	return s
 }
 
-// publish commits n messages, spread over aggregates, and returns their ids.
+// publish commits n messages, spread over aggregates named after the topic, and
+// returns their ids.
 func (s *shop) publish(topic string, n, aggregates int) map[string]bool {
 	s.Helper()
+	msgs, ids := messages(topic, n, aggregates)
 	tx, err := s.store.DB().BeginTx(s.Context(), nil)
 	require.NoError(s, err)
-	ids := map[string]bool{}
-	for i := range n {
-		msg := message.NewMessage(watermill.NewUUID(), fmt.Appendf(nil, `{"n": %d}`, i))
-		backends.SetAggregate(msg, fmt.Sprintf("order-%d", i%aggregates))
-		require.NoError(s, s.store.Publisher(tx).Publish(topic, msg))
-		ids[msg.UUID] = true
-	}
+	require.NoError(s, s.store.Publisher(tx).Publish(topic, msgs...))
 	require.NoError(s, tx.Commit())
 	return ids
+}
+
+func messages(topic string, n, aggregates int) (msgs []*message.Message, ids map[string]bool) {
+	ids = map[string]bool{}
+	for i := range n {
+		msg := message.NewMessage(watermill.NewUUID(), fmt.Appendf(nil, `{"n": %d}`, i))
+		backends.SetAggregate(msg, fmt.Sprintf("%s-%d", topic, i%aggregates))
+		msgs, ids[msg.UUID] = append(msgs, msg), true
+	}
+	return msgs, ids
 }
 
 // line is what stdout: prints.
