@@ -86,7 +86,7 @@ func (p *process) begin() {
 	go func() { p.done <- p.cmd.Wait() }()
 	p.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // fails where it has ended
-		<-p.done
+		_ = <-p.done
 	})
 }
 
