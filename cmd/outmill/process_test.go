@@ -61,7 +61,8 @@ type process struct {
 	*testing.T
 	cmd      *exec.Cmd
 	out, err text
-	done     chan error
+	ended    chan struct{}
+	result   error // once it has ended
 }
 
 // start runs outmill with a clean environment and what is given.
@@ -74,7 +75,7 @@ func start(t *testing.T, environ []string, args ...string) *process {
 
 func prepare(t *testing.T, environ []string, args ...string) *process {
 	t.Helper()
-	p := &process{T: t, done: make(chan error, 1)}
+	p := &process{T: t, ended: make(chan struct{})}
 	p.cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
 	p.cmd.Env = append([]string{asProgram + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}, environ...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.err
@@ -84,10 +85,13 @@ func prepare(t *testing.T, environ []string, args ...string) *process {
 func (p *process) begin() {
 	p.Helper()
 	require.NoError(p, p.cmd.Start())
-	go func() { p.done <- p.cmd.Wait() }()
+	go func() {
+		p.result = p.cmd.Wait()
+		close(p.ended)
+	}()
 	p.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // fails where it has ended
-		_ = <-p.done
+		<-p.ended
 	})
 }
 
@@ -95,13 +99,12 @@ func (p *process) begin() {
 func (p *process) code() int {
 	p.Helper()
 	select {
-	case err := <-p.done:
-		p.done <- err
+	case <-p.ended:
 		var exit *exec.ExitError
-		if errors.As(err, &exit) {
+		if errors.As(p.result, &exit) {
 			return exit.ExitCode()
 		}
-		require.NoError(p, err)
+		require.NoError(p, p.result)
 		return 0
 	case <-time.After(limit):
 		require.Fail(p, "the process did not end", "%s", p.err.String())
