@@ -125,13 +125,12 @@ func TestRun_PostgresToKafka(t *testing.T) {
 	w.publish(missing, 4, 1)
 	inOrder(t, want, consume(t, seeds, topic, len(want)))
 
-	var b backends.Backlog
+	// A backlog is counted by more than one statement, so a record that is moved
+	// meanwhile may be in neither count: the end is waited for.
 	require.Eventually(t, func() bool {
-		var err error
-		b, err = w.store.Backlog(t.Context())
-		return err == nil && b.Ready+b.Delayed == 0
-	}, limit, 20*time.Millisecond)
-	require.Equal(t, "4 1", fmt.Sprint(b.Dead, " ", b.Parked), "a topic that does not exist stops its aggregate alone")
+		b, err := w.store.Backlog(t.Context())
+		return err == nil && b.Ready+b.Delayed == 0 && b.Dead == 4 && b.Parked == 1
+	}, limit, 20*time.Millisecond, "a topic that does not exist stops its aggregate alone")
 	_, page := get(t, at+"/metrics")
 	require.Contains(t, page, `outbox_dead_letters_total{messaging_destination_name="`+missing+`",outbox_dead_letter_reason="permanent",outbox_name="default"} `)
 	require.Contains(t, page, `messaging_client_sent_messages_total{error_type="",messaging_destination_name="`+topic+`",messaging_operation_name="publish",messaging_system="kafka",outbox_name="default"} 2000`)
