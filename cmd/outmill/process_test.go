@@ -19,6 +19,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/stores/sqlite"
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		os.Exit(execute(context.Background(), os.Args[1:]))
 	}
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // limit is how long a test waits for anything.
@@ -60,7 +61,8 @@ type process struct {
 	*testing.T
 	cmd      *exec.Cmd
 	out, err text
-	done     chan error
+	ended    chan struct{}
+	result   error // once it has ended
 }
 
 // start runs outmill with a clean environment and what is given.
@@ -73,7 +75,7 @@ func start(t *testing.T, environ []string, args ...string) *process {
 
 func prepare(t *testing.T, environ []string, args ...string) *process {
 	t.Helper()
-	p := &process{T: t, done: make(chan error, 1)}
+	p := &process{T: t, ended: make(chan struct{})}
 	p.cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
 	p.cmd.Env = append([]string{asProgram + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}, environ...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.err
@@ -83,10 +85,13 @@ func prepare(t *testing.T, environ []string, args ...string) *process {
 func (p *process) begin() {
 	p.Helper()
 	require.NoError(p, p.cmd.Start())
-	go func() { p.done <- p.cmd.Wait() }()
+	go func() {
+		p.result = p.cmd.Wait()
+		close(p.ended)
+	}()
 	p.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // fails where it has ended
-		<-p.done
+		<-p.ended
 	})
 }
 
@@ -94,13 +99,12 @@ func (p *process) begin() {
 func (p *process) code() int {
 	p.Helper()
 	select {
-	case err := <-p.done:
-		p.done <- err
+	case <-p.ended:
 		var exit *exec.ExitError
-		if errors.As(err, &exit) {
+		if errors.As(p.result, &exit) {
 			return exit.ExitCode()
 		}
-		require.NoError(p, err)
+		require.NoError(p, p.result)
 		return 0
 	case <-time.After(limit):
 		require.Fail(p, "the process did not end", "%s", p.err.String())
@@ -150,20 +154,26 @@ func newShop(t *testing.T) *shop {
 	return s
 }
 
-// publish commits n messages, spread over aggregates, and returns their ids.
+// publish commits n messages, spread over aggregates named after the topic, and
+// returns their ids.
 func (s *shop) publish(topic string, n, aggregates int) map[string]bool {
 	s.Helper()
+	msgs, ids := messages(topic, n, aggregates)
 	tx, err := s.store.DB().BeginTx(s.Context(), nil)
 	require.NoError(s, err)
-	ids := map[string]bool{}
-	for i := range n {
-		msg := message.NewMessage(watermill.NewUUID(), fmt.Appendf(nil, `{"n": %d}`, i))
-		backends.SetAggregate(msg, fmt.Sprintf("order-%d", i%aggregates))
-		require.NoError(s, s.store.Publisher(tx).Publish(topic, msg))
-		ids[msg.UUID] = true
-	}
+	require.NoError(s, s.store.Publisher(tx).Publish(topic, msgs...))
 	require.NoError(s, tx.Commit())
 	return ids
+}
+
+func messages(topic string, n, aggregates int) (msgs []*message.Message, ids map[string]bool) {
+	ids = map[string]bool{}
+	for i := range n {
+		msg := message.NewMessage(watermill.NewUUID(), fmt.Appendf(nil, `{"n": %d}`, i))
+		backends.SetAggregate(msg, fmt.Sprintf("%s-%d", topic, i%aggregates))
+		msgs, ids[msg.UUID] = append(msgs, msg), true
+	}
+	return msgs, ids
 }
 
 // line is what stdout: prints.

@@ -26,6 +26,7 @@ func (p *process) printed(n int) {
 }
 
 func TestRun_SQLiteToStdout(t *testing.T) {
+	t.Parallel()
 	s := newShop(t)
 	want := s.publish("orders", 500, 20)
 	p := start(t, nil, "run", "--config", file(t, "store: sqlite:"+s.path, "broker: 'stdout:'", "http: off", "log: {format: json}"))
@@ -40,7 +41,7 @@ func TestRun_SQLiteToStdout(t *testing.T) {
 	got := lines(t, p.out.String())
 	inOrder(t, want, got)
 	require.Equal(t, "orders", got[0].Topic)
-	require.JSONEq(t, `{"n": 0}`, string(first(got, "order-0").Payload))
+	require.JSONEq(t, `{"n": 0}`, string(first(got, "orders-0").Payload))
 	b, err := s.store.Backlog(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, b.Ready+b.Delayed+b.Dead)
@@ -59,7 +60,7 @@ func get(t *testing.T, url string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
 	require.NoError(t, err)
-	res, err := http.DefaultClient.Do(req)
+	res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
 	require.NoError(t, err)
 	defer func() { _ = res.Body.Close() }()
 	body, err := io.ReadAll(res.Body)
@@ -68,6 +69,7 @@ func get(t *testing.T, url string) (int, string) {
 }
 
 func TestRun_ProbesAndMetrics(t *testing.T) {
+	t.Parallel()
 	s := newShop(t)
 	p := start(t, []string{"OUTMILL_STORE=sqlite:" + s.path, "OUTMILL_BROKER=stdout:", "OUTMILL_METRICS_INTERVAL=1ms"}, "run", "--http", "127.0.0.1:0", "--metrics-name", "shop")
 	at := p.address()
@@ -100,6 +102,7 @@ func TestRun_ProbesAndMetrics(t *testing.T) {
 
 // The tables are missing: no restart helps, and the code says so.
 func TestRun_WithoutTables(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "a.db")
 	set := []string{"OUTMILL_STORE=sqlite:" + path, "OUTMILL_BROKER=stdout:", "OUTMILL_HTTP=off"}
 	for _, args := range [][]string{{"run"}, {"status"}, {"migrate", "status"}, {"dead", "list"}} {
@@ -127,7 +130,7 @@ func TestRun_WithoutTables(t *testing.T) {
 func stuck(t *testing.T, environ ...string) (*process, *shop) {
 	t.Helper()
 	s := newShop(t)
-	s.publish("orders", 5000, 20) // more than a pipe holds
+	s.publish("orders", 2000, 20) // more than a pipe holds
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = r.Close(); _ = w.Close() })
@@ -141,20 +144,22 @@ func stuck(t *testing.T, environ ...string) (*process, *shop) {
 }
 
 func TestRun_ASecondSignalStopsAtOnce(t *testing.T) {
+	t.Parallel()
 	p, s := stuck(t)
 	p.signal(syscall.SIGTERM)
 	p.says("a second signal stops at once")
 	p.signal(syscall.SIGTERM)
 	require.Equal(t, exitUnclean, p.code(), p.err.String())
-	s.everythingIsThere(5000)
+	s.everythingIsThere(2000)
 }
 
 func TestRun_AStopThatTakesTooLong(t *testing.T) {
+	t.Parallel()
 	p, s := stuck(t, "OUTMILL_FORWARDER_SHUTDOWN=1s")
 	p.signal(syscall.SIGTERM)
 	require.Equal(t, exitUnclean, p.code(), p.err.String())
 	require.Contains(t, p.err.String(), "will be sent again")
-	s.everythingIsThere(5000)
+	s.everythingIsThere(2000)
 }
 
 // everythingIsThere: what the broker took no part of stays in the outbox.
@@ -167,6 +172,7 @@ func (s *shop) everythingIsThere(n int64) {
 }
 
 func TestRun_TwoAtOnceAndOneDies(t *testing.T) {
+	t.Parallel()
 	s := newShop(t)
 	set := []string{"OUTMILL_STORE=sqlite:" + s.path, "OUTMILL_BROKER=stdout:", "OUTMILL_HTTP=off", "OUTMILL_FORWARDER_LEASE=2s", "OUTMILL_FORWARDER_PUBLISH_TIMEOUT=1s"}
 	a, b := start(t, set, "run", "--name", "a"), start(t, set, "run", "--name", "b")
@@ -197,6 +203,7 @@ func TestRun_TwoAtOnceAndOneDies(t *testing.T) {
 }
 
 func TestRun_AnAddressInUse(t *testing.T) {
+	t.Parallel()
 	s := newShop(t)
 	set := []string{"OUTMILL_STORE=sqlite:" + s.path, "OUTMILL_BROKER=stdout:"}
 	p := start(t, set, "run", "--http", "127.0.0.1:0")

@@ -151,7 +151,7 @@ func (s status) print(out io.Writer, store string) error {
 	}
 	age := "-"
 	if s.Ready+s.Delayed > 0 {
-		age = (time.Duration(s.OldestAge * float64(time.Second))).Round(time.Millisecond).String()
+		age = time.Duration(s.OldestAge * float64(time.Second)).Round(time.Millisecond).String()
 	}
 	owners := "none alive"
 	if len(s.Owners) > 0 {
@@ -160,9 +160,13 @@ func (s status) print(out io.Writer, store string) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, row := range [][2]string{
 		{"store", store},
-		{"ready", fmt.Sprint(s.Ready, more)}, {"delayed", fmt.Sprint(s.Delayed, more)}, {"oldest", age},
-		{"dead", fmt.Sprint(s.Dead, more)}, {"parked", fmt.Sprint(s.Parked, more)},
-		{"shards", fmt.Sprintf("%d of %d owned", s.Shards-s.Unowned, s.Shards)}, {"forwarders", owners},
+		{"ready", fmt.Sprint(s.Ready, more)},
+		{"delayed", fmt.Sprint(s.Delayed, more)},
+		{"oldest", age},
+		{"dead", fmt.Sprint(s.Dead, more)},
+		{"parked", fmt.Sprint(s.Parked, more)},
+		{"shards", fmt.Sprintf("%d of %d owned", s.Shards-s.Unowned, s.Shards)},
+		{"forwarders", owners},
 	} {
 		_, _ = fmt.Fprintf(w, "%s\t%s\n", row[0], row[1]) // Flush returns its error
 	}
