@@ -92,8 +92,11 @@ func drainOnce(ctx context.Context, s backends.Outbox, broker backends.Broker, n
 	settled := newCounter(n)
 	cfg.Hooks = forwarder.Hooks{
 		Settled: settled.hook,
-		Read: func(_ context.Context, _ []backends.Record, took time.Duration, _ error) {
-			w.read.Add(int64(took))
+		Read: func(_ context.Context, records []backends.Record, took time.Duration, _ error) context.Context {
+			if len(records) > 0 {
+				w.read.Add(int64(took))
+			}
+			return nil
 		},
 		Published: func(_ context.Context, _ []backends.Record, took time.Duration, _ error) {
 			w.publish.Add(int64(took))

@@ -305,7 +305,12 @@ func TestHooks_APanicChangesNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		boom := func() { panic("secret") }
 		r := w.start(forwarder.Config{Hooks: forwarder.Hooks{
-			Read:      func(context.Context, []backends.Record, time.Duration, error) { boom() },
+			Run:       func(context.Context) context.Context { boom(); return nil },
+			Read:      func(context.Context, []backends.Record, time.Duration, error) context.Context { boom(); return nil },
+			Done:      func(context.Context) { boom() },
+			Released:  func(context.Context, backends.Lease, error) { boom() },
+			Purged:    func(context.Context, int, error) { boom() },
+			Log:       func(context.Context, *backends.Record) context.Context { boom(); return nil },
 			Publish:   func(context.Context, []backends.Record) context.Context { boom(); return nil },
 			Published: func(context.Context, []backends.Record, time.Duration, error) { boom() },
 			Settled:   func(context.Context, []backends.Outcome, error) { boom() },

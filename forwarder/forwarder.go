@@ -95,6 +95,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 		return ErrRunning
 	}
 	defer f.running.Store(false)
+	ctx = f.hooks.run(ctx)
 	if err := f.check(ctx); err != nil {
 		return err
 	}

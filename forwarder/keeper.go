@@ -132,7 +132,7 @@ func (k *keeper) giveBack(ctx context.Context) error {
 	if len(free.Shards) == 0 {
 		return nil
 	}
-	return k.store.Release(ctx, free)
+	return k.releaseShards(ctx, free)
 }
 
 // take returns a worker's part of the lease, without shards that are leaving,
@@ -241,9 +241,15 @@ func (k *keeper) release(ctx context.Context) error {
 	k.broadcast()
 	k.mu.Unlock()
 	if len(lease.Shards) > 0 {
-		if err := k.store.Release(ctx, lease); err != nil {
+		if err := k.releaseShards(ctx, lease); err != nil {
 			return err
 		}
 	}
 	return k.store.Release(ctx, backends.Lease{Owner: k.owner})
+}
+
+func (k *keeper) releaseShards(ctx context.Context, lease backends.Lease) error {
+	err := k.store.Release(ctx, lease)
+	k.hooks.released(ctx, lease, err)
+	return err
 }

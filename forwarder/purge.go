@@ -28,6 +28,7 @@ func (f *Forwarder) purge(ctx context.Context, r *run) {
 			call, cancel := context.WithTimeoutCause(r.calls, storeTimeout, errPurgeTimeout)
 			n, err := p.Purge(call, purgeStep)
 			cancel()
+			f.hooks.purged(ctx, n, err)
 			switch {
 			case err != nil:
 				f.log.warn(ctx, "delivered records could not be purged", err)

@@ -24,8 +24,15 @@ type worker struct {
 	trouble  retryWait     // waits after failures of the store
 }
 
+// turn is what was read together. What becomes of it happens under ctx.
+type turn struct {
+	ctx   context.Context
+	parts int // what is left of it: the worker's own part, and probes
+}
+
 // settlement is a probe that has been answered.
 type settlement struct {
+	turn    *turn
 	lease   backends.Lease
 	topic   string
 	verdict verdict
@@ -67,19 +74,32 @@ func (w *worker) turn(soft, hard context.Context, lease backends.Lease) time.Dur
 		return w.cfg.PollMax
 	}
 	held, probes, next := w.held()
-	records, err := w.read(soft, lease, held)
+	ctx, records, err := w.read(lease, held)
 	if err != nil {
 		w.abandon(probes)
-		w.log.warn(soft, "records could not be read", err)
+		w.log.warn(ctx, "records could not be read", err)
 		return w.trouble.next()
 	}
-	if len(records) == 0 || soft.Err() != nil {
+	if len(records) == 0 {
 		w.abandon(probes)
 		return w.idleWait(next)
 	}
+	t := &turn{ctx: ctx, parts: 1}
+	defer w.finish(t)
+	if soft.Err() != nil {
+		w.abandon(probes)
+		return 0
+	}
 	w.idle = 0
 	w.trouble = retryWait{}
-	return w.move(soft, hard, lease, records, probes)
+	return w.move(soft, hard, t, lease, records, probes)
+}
+
+// finish ends a part of a turn.
+func (w *worker) finish(t *turn) {
+	if t.parts--; t.parts == 0 {
+		w.hooks.done(t.ctx)
+	}
 }
 
 // held is what the breakers hold, and what is out on a probe of this worker:
@@ -126,20 +146,19 @@ func (w *worker) abandon(probes []string) {
 }
 
 // read is not cut short by a stop: a cancelled statement costs a connection.
-func (w *worker) read(soft context.Context, lease backends.Lease, held []string) ([]backends.Record, error) {
+func (w *worker) read(lease backends.Lease, held []string) (context.Context, []backends.Record, error) {
 	ctx, cancel := context.WithTimeoutCause(w.run.calls, storeTimeout, errReadTimeout)
 	defer cancel()
 	start := time.Now()
 	records, err := w.reader.Read(ctx, lease, backends.Want{
 		Limit: w.cfg.Batch, MaxBytes: w.cfg.BatchBytes, SkipTopics: held,
 	})
-	w.hooks.read(ctx, records, time.Since(start), err)
-	return records, err
+	return w.hooks.read(w.run.calls, records, time.Since(start), err), records, err
 }
 
 // move publishes a batch and settles it. Records of topics that are being probed
 // go separately, so that a topic which hangs holds up none but itself.
-func (w *worker) move(soft, hard context.Context, lease backends.Lease, records []backends.Record, probes []string) time.Duration {
+func (w *worker) move(soft, hard context.Context, t *turn, lease backends.Lease, records []backends.Record, probes []string) time.Duration {
 	lease, ok := w.run.keeper.renewed(soft, lease, w.cfg.PublishTimeout+w.cfg.margin())
 	if !ok {
 		w.abandon(probes)
@@ -155,18 +174,18 @@ func (w *worker) move(soft, hard context.Context, lease backends.Lease, records 
 			w.run.breakers.abandon(topic)
 			continue
 		}
-		w.probe(hard, lease, topic, mine)
+		w.probe(hard, t, lease, topic, mine)
 	}
 	w.outcomes = append(w.outcomes[:0], refused...)
 	if len(records) > 0 {
-		v := w.publish(hard, records, w.outcomes)
+		v := w.publish(hard, t, records, w.outcomes)
 		w.outcomes = v.outcomes
 		w.report(v, "")
 	}
 	if len(w.outcomes) == 0 {
 		return 0
 	}
-	if !w.settle(hard, lease, w.outcomes) {
+	if !w.settle(hard, t, lease, w.outcomes) {
 		return w.trouble.next()
 	}
 	return 0
@@ -214,15 +233,16 @@ func (w *worker) allowed(records []backends.Record) (refused []backends.Outcome,
 // probe publishes a batch of one topic on a goroutine of its own, while the
 // worker goes on without the topic. The worker settles the answer: a reader is
 // used by one goroutine only. The records' shards stay in hand until then.
-func (w *worker) probe(hard context.Context, lease backends.Lease, topic string, records []backends.Record) {
+func (w *worker) probe(hard context.Context, t *turn, lease backends.Lease, topic string, records []backends.Record) {
 	mine := lease.Only(func(shard int) bool {
 		return slices.ContainsFunc(records, func(r backends.Record) bool { return r.Shard == shard })
 	})
 	w.run.keeper.keep(mine)
 	w.probing = append(w.probing, topic)
+	t.parts++
 	w.run.wg.Go(func() {
-		v := w.publish(hard, records, nil)
-		w.probes <- settlement{lease: mine, topic: topic, verdict: v} // has room for all
+		v := w.publish(hard, t, records, nil)
+		w.probes <- settlement{turn: t, lease: mine, topic: topic, verdict: v} // has room for all
 		w.run.pacer.wake()
 	})
 }
@@ -242,14 +262,18 @@ func (w *worker) settleProbes(hard context.Context) {
 // before that, its records would be sent again.
 func (w *worker) settleProbe(hard context.Context, s settlement) {
 	w.probing = slices.DeleteFunc(w.probing, func(t string) bool { return t == s.topic })
-	w.settle(hard, s.lease, s.verdict.outcomes)
+	w.settle(hard, s.turn, s.lease, s.verdict.outcomes)
 	w.report(s.verdict, s.topic)
 	w.run.keeper.done(s.lease)
+	w.finish(s.turn)
 }
 
 // publish sends a batch and judges the answer.
-func (w *worker) publish(hard context.Context, records []backends.Record, outcomes []backends.Outcome) verdict {
-	ctx, cancel := context.WithTimeoutCause(hard, w.cfg.PublishTimeout, errPublishTimeout)
+func (w *worker) publish(hard context.Context, t *turn, records []backends.Record, outcomes []backends.Outcome) verdict {
+	ctx, cut := context.WithCancelCause(t.ctx)
+	defer cut(nil)
+	defer context.AfterFunc(hard, func() { cut(context.Cause(hard)) })()
+	ctx, cancel := context.WithTimeoutCause(ctx, w.cfg.PublishTimeout, errPublishTimeout)
 	defer cancel()
 	ctx = w.hooks.publish(ctx, records)
 	before := w.accepted.Load()
@@ -292,8 +316,8 @@ func (w *worker) report(v verdict, probe string) {
 
 // settle records outcomes. While that fails it tries again for as long as the
 // lease lasts, since otherwise what was delivered is sent again.
-func (w *worker) settle(hard context.Context, lease backends.Lease, outcomes []backends.Outcome) bool {
-	parent := w.run.calls
+func (w *worker) settle(hard context.Context, t *turn, lease backends.Lease, outcomes []backends.Outcome) bool {
+	parent := t.ctx
 	wait := retryWait{}
 	for {
 		if parent.Err() != nil { // the broker returned too late
@@ -334,7 +358,7 @@ func (w *worker) settleLimit(hard context.Context) time.Duration {
 func (w *worker) logGivenUp(ctx context.Context, outcomes []backends.Outcome) {
 	for _, o := range outcomes {
 		if o.Action == backends.Park || o.Action == backends.Skip {
-			w.log.warn(ctx, "a record was given up: "+o.Action.String(), o.Err,
+			w.log.warn(w.hooks.record(ctx, o.Record), "a record was given up: "+o.Action.String(), o.Err,
 				"topic", o.Record.Topic, "aggregate", o.Record.Aggregate, "message_id", o.Record.MessageID,
 				"attempts", o.Record.Attempts+1)
 		}
