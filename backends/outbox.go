@@ -195,3 +195,19 @@ type Purger interface {
 	// what is not delivered.
 	Purge(ctx context.Context, limit int) (int, error)
 }
+
+// Measurer is an optional ability of an [Outbox]: to tell what an operator of its
+// database wants to know beside the backlog.
+type Measurer interface {
+	// Measure costs little, however much waits.
+	Measure(ctx context.Context) (Measures, error)
+}
+
+// Measures is what a [Measurer] tells. What an engine does not know is negative.
+type Measures struct {
+	// TableBytes is what the outbox's table takes on disk, with its indexes.
+	TableBytes int64
+	// HorizonAge is the age of the oldest transaction for whose sake the database
+	// keeps rows that were removed since: reads get slower with it.
+	HorizonAge time.Duration
+}
