@@ -23,11 +23,17 @@ type observer struct {
 	tel    *Telemetry
 	unhook func() error
 
-	mu      sync.Mutex
-	at      time.Time // of the last reading
-	ok      bool      // whether it succeeded
-	backlog backends.Backlog
-	logged  time.Time
+	mu     sync.Mutex
+	at     time.Time // of the last reading
+	ok     bool      // whether it succeeded
+	seen   seen
+	logged time.Time
+}
+
+// seen is a reading.
+type seen struct {
+	backends.Backlog
+	backends.Measures
 }
 
 func newObserver(t *Telemetry) *observer {
@@ -47,7 +53,7 @@ func (o *observer) register(meter metric.Meter) error {
 		return nil
 	}
 	m.observerErrors.Add(context.Background(), 0, o.tel.outboxOnly(errorTimeout))
-	table, err := meter.RegisterCallback(o.table, m.backlogCount, m.backlogAge, m.shardLimit, m.shardUnowned)
+	table, err := meter.RegisterCallback(o.table, m.backlogCount, m.backlogAge, m.shardLimit, m.shardUnowned, m.horizon, m.tableSize)
 	if err != nil {
 		return err
 	}
@@ -87,20 +93,26 @@ func (o *observer) table(ctx context.Context, out metric.Observer) error {
 	count("dead", b.Dead)
 	out.ObserveFloat64(t.metrics.backlogAge, seconds(b.OldestAge), t.plain)
 	out.ObserveInt64(t.metrics.shardUnowned, int64(b.UnownedShards), t.plain)
+	if b.TableBytes >= 0 {
+		out.ObserveInt64(t.metrics.tableSize, b.TableBytes, t.plain)
+	}
+	if b.HorizonAge >= 0 {
+		out.ObserveFloat64(t.metrics.horizon, seconds(b.HorizonAge), t.plain)
+	}
 	owners := max(1, len(b.Owners))
 	out.ObserveInt64(t.metrics.shardLimit, int64((backends.Shards+owners-1)/owners), t.plain)
 	return nil
 }
 
 // current reads the backlog, or returns what was read a short time ago.
-func (o *observer) current(ctx context.Context) (backends.Backlog, bool) {
+func (o *observer) current(ctx context.Context) (seen, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if now := time.Now(); o.at.IsZero() || now.Sub(o.at) >= observeEvery {
 		o.at = now
 		o.read(ctx, now)
 	}
-	return o.backlog, o.ok
+	return o.seen, o.ok
 }
 
 func (o *observer) read(ctx context.Context, now time.Time) {
@@ -108,7 +120,7 @@ func (o *observer) read(ctx context.Context, now time.Time) {
 	ctx, cancel := context.WithTimeout(quiet(ctx), observeTimeout)
 	defer cancel()
 	var err error
-	o.backlog, err = t.cfg.Outbox.Backlog(ctx)
+	o.seen, err = measure(ctx, t.cfg.Outbox)
 	o.ok = err == nil
 	if err == nil {
 		return
@@ -119,4 +131,16 @@ func (o *observer) read(ctx context.Context, now time.Time) {
 		o.logged = now
 		t.cfg.Logger.WarnContext(ctx, "the backlog could not be measured", "outbox.name", t.cfg.Name, "error.type", name)
 	}
+}
+
+func measure(ctx context.Context, store backends.Outbox) (seen, error) {
+	s := seen{Measures: backends.Measures{TableBytes: -1, HorizonAge: -1}}
+	var err error
+	if s.Backlog, err = store.Backlog(ctx); err != nil {
+		return s, err
+	}
+	if m, ok := store.(backends.Measurer); ok {
+		s.Measures, err = m.Measure(ctx)
+	}
+	return s, err
 }

@@ -20,15 +20,12 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
-	"go.uber.org/goleak"
 
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/stores/memory"
 	"github.com/outmill/outmill/forwarder"
 	"github.com/outmill/outmill/tracing"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // world is an outbox with its telemetry, a recorder of spans and a reader of
 // metrics, in a bubble of its own time.
@@ -45,6 +42,22 @@ type world struct {
 
 type option func(*tracing.Config)
 
+// sampledBy replaces the sampler, for the business too.
+func sampledBy(s sdktrace.Sampler) option {
+	return func(c *tracing.Config) { c.TracerProvider.(*sampled).sampler = sdktrace.ParentBased(s) }
+}
+
+// sampled asks a sampler that can be replaced.
+type sampled struct {
+	trace.TracerProvider
+	sampler sdktrace.Sampler
+}
+
+func (s *sampled) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	return s.sampler.ShouldSample(p)
+}
+func (s *sampled) Description() string { return "replaceable" }
+
 // inWorld runs a test in a bubble.
 func inWorld(t *testing.T, run func(w *world), opts ...option) {
 	t.Helper()
@@ -53,7 +66,8 @@ func inWorld(t *testing.T, run func(w *world), opts ...option) {
 		var err error
 		w.store, err = memory.New(memory.Config{})
 		require.NoError(t, err)
-		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(w.spans), sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())))
+		tp := &sampled{sampler: sdktrace.ParentBased(sdktrace.AlwaysSample())}
+		tp.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(w.spans), sdktrace.WithSampler(tp))
 		w.tracer = tp.Tracer("business")
 		cfg := tracing.Config{
 			System: "kafka", Outbox: w.store, TracerProvider: tp,
@@ -164,16 +178,6 @@ func (b *broker) Publish(ctx context.Context, records []backends.Record) error {
 func (b *broker) Close(context.Context) error { return nil }
 
 var errTry = errors.New("try again")
-
-// failFirst refuses the first tries of a message.
-func failFirst(id string, tries int) func(int, backends.Record) error {
-	return func(try int, r backends.Record) error {
-		if r.MessageID == id && try <= tries {
-			return errTry
-		}
-		return nil
-	}
-}
 
 // golden compares the spans that ended with what is expected, one line each in
 // the order they began:
