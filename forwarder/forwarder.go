@@ -56,7 +56,7 @@ func New(store backends.Outbox, broker backends.Broker, cfg Config) (*Forwarder,
 
 func (f *Forwarder) breakerChanged(topic string, err error) {
 	if err != nil {
-		f.log.Warn("a topic cannot be reached and is held back", "topic", topic, "error", err)
+		f.log.Warn("a topic cannot be reached and is held back", "topic", topic, "error", brief(err))
 	} else {
 		f.log.Info("a topic can be reached again", "topic", topic)
 	}
@@ -107,6 +107,9 @@ func (f *Forwarder) Run(ctx context.Context) error {
 
 		breakers: newBreakers(f.breakerChanged),
 	}
+	f.log.InfoContext(ctx, "the forwarder starts", "owner", owner, "workers", f.cfg.Workers, "batch", f.cfg.Batch,
+		"lease", f.cfg.Lease, "max_attempts", f.cfg.MaxAttempts)
+	defer f.log.InfoContext(ctx, "the forwarder has stopped", "owner", owner)
 	r.calls, r.endCalls = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer r.endCalls(errShutdownTimeout)
 	hard, cut := context.WithCancelCause(context.WithoutCancel(ctx))

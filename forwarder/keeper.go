@@ -2,6 +2,7 @@ package forwarder
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -74,15 +75,23 @@ func (k *keeper) beat(ctx, calls context.Context) error {
 	if err != nil {
 		return err
 	}
-	k.adopt(lease)
+	if gained, lost := k.adopt(lease); gained > 0 || lost > 0 {
+		level := slog.LevelInfo
+		if lost > 0 {
+			level = slog.LevelWarn
+		}
+		k.log.Log(ctx, level, "the lease has changed", "gained", gained, "lost", lost, "shards", len(lease.Shards))
+	}
 	return k.giveBack(call)
 }
 
 // adopt takes a new lease over: workers keep the shards they have, new ones go
-// to whoever has fewest.
-func (k *keeper) adopt(lease backends.Lease) {
+// to whoever has fewest. It returns how many are new, and how many of those held
+// before are another's now, or have been meanwhile.
+func (k *keeper) adopt(lease backends.Lease) (gained, lost int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	gained, lost = missing(k.lease, lease), missing(lease, k.lease)
 	k.lease = lease
 	clear(k.leaving)
 	for _, shard := range lease.Surplus {
@@ -110,6 +119,18 @@ func (k *keeper) adopt(lease backends.Lease) {
 		load[least]++
 	}
 	k.broadcast()
+	return gained, lost
+}
+
+// missing counts the shards of a lease that another does not hold under the same
+// epoch.
+func missing(from, of backends.Lease) (n int) {
+	for _, s := range of.Shards {
+		if epoch, held := from.Epoch(s.Shard); !held || epoch != s.Epoch {
+			n++
+		}
+	}
+	return n
 }
 
 // giveBack releases the leaving shards of which nothing is in hand.
@@ -250,6 +271,9 @@ func (k *keeper) release(ctx context.Context) error {
 
 func (k *keeper) releaseShards(ctx context.Context, lease backends.Lease) error {
 	err := k.store.Release(ctx, lease)
+	if err == nil {
+		k.log.InfoContext(ctx, "shards were given back", "shards", len(lease.Shards))
+	}
 	k.hooks.released(ctx, lease, err)
 	return err
 }

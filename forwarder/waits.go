@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 )
@@ -61,6 +62,20 @@ func newLimitedLog(log *slog.Logger) *limitedLog {
 
 // warn logs a failure under a fixed text.
 func (l *limitedLog) warn(ctx context.Context, text string, err error, args ...any) {
+	l.limited(ctx, slog.LevelWarn, text, err, args)
+}
+
+// failed logs what needs a person.
+func (l *limitedLog) failed(ctx context.Context, text string, err error, args ...any) {
+	l.limited(ctx, slog.LevelError, text, err, args)
+}
+
+// debug logs what is the rule rather than news, every time.
+func (l *limitedLog) debug(ctx context.Context, text string, err error, args ...any) {
+	l.DebugContext(ctx, text, append(args, "error", brief(err))...)
+}
+
+func (l *limitedLog) limited(ctx context.Context, level slog.Level, text string, err error, args []any) {
 	l.mu.Lock()
 	s := l.seen[text]
 	if s == nil {
@@ -76,9 +91,24 @@ func (l *limitedLog) warn(ctx context.Context, text string, err error, args ...a
 	skipped := s.skipped
 	s.at, s.skipped = now, 0
 	l.mu.Unlock()
-	args = append(args, "error", err)
+	args = append(args, "error", brief(err))
 	if skipped > 0 {
 		args = append(args, "repeated", skipped)
 	}
-	l.WarnContext(ctx, text, args...)
+	l.Log(ctx, level, text, args...)
+}
+
+// maxErrorText is how much of an error is logged, in bytes: some quote what they
+// were given.
+const maxErrorText = 512
+
+func brief(err error) string {
+	if err == nil {
+		return ""
+	}
+	text := err.Error()
+	if len(text) > maxErrorText {
+		text = strings.ToValidUTF8(text[:maxErrorText], "")
+	}
+	return text
 }

@@ -328,7 +328,7 @@ func (w *worker) settle(hard context.Context, t *turn, lease backends.Lease, out
 		cancel()
 		w.hooks.settled(parent, outcomes, err)
 		if err == nil {
-			w.logGivenUp(parent, outcomes)
+			w.logFailures(parent, outcomes)
 			return true
 		}
 		w.log.warn(parent, "outcomes could not be recorded", err)
@@ -355,12 +355,22 @@ func (w *worker) settleLimit(hard context.Context) time.Duration {
 	return storeTimeout
 }
 
-func (w *worker) logGivenUp(ctx context.Context, outcomes []backends.Outcome) {
+// logFailures logs what became of records that failed, each under its own trace.
+// An aggregate's name is often personal data and stays out.
+func (w *worker) logFailures(ctx context.Context, outcomes []backends.Outcome) {
 	for _, o := range outcomes {
-		if o.Action == backends.Park || o.Action == backends.Skip {
-			w.log.warn(w.hooks.record(ctx, o.Record), "a record was given up: "+o.Action.String(), o.Err,
-				"topic", o.Record.Topic, "aggregate", o.Record.Aggregate, "message_id", o.Record.MessageID,
-				"attempts", o.Record.Attempts+1)
+		log, text := w.log.failed, "a record was given up: "+o.Action.String()
+		switch o.Action {
+		case backends.Park, backends.Skip:
+		case backends.Retry:
+			log, text = w.log.warn, "a record failed and will be tried again"
+			if o.Record.Attempts%10 != 0 {
+				log = w.log.debug
+			}
+		default:
+			continue
 		}
+		log(w.hooks.record(ctx, o.Record), text, o.Err,
+			"topic", o.Record.Topic, "message_id", o.Record.MessageID, "attempts", o.Record.Attempts+1)
 	}
 }
