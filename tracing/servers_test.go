@@ -25,3 +25,9 @@ func fromTheStart() *sarama.Config {
 	cfg.Consumer.Offsets.Initial = sarama.OffsetOldest
 	return cfg
 }
+
+// promtool finds the tool, which is a part of Prometheus.
+func promtool(t *testing.T) string {
+	t.Helper()
+	return testenv.Tool(t, "promtool")
+}

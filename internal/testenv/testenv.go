@@ -4,6 +4,7 @@ package testenv
 
 import (
 	"os"
+	"os/exec"
 	"testing"
 )
 
@@ -36,3 +37,17 @@ func Server(t testing.TB, variable string) string {
 
 // Long reports whether the long lane runs.
 func Long() bool { return os.Getenv(LongLane) != "" }
+
+// Tool returns the path of a program. Without it the test is skipped, or fails
+// where servers are required.
+func Tool(t testing.TB, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		if os.Getenv(Required) != "" {
+			t.Fatalf("%s is not on the PATH, and %s says that it is there", name, Required)
+		}
+		t.Skipf("needs a server: %s is not on the PATH (make test-services)", name)
+	}
+	return path
+}
