@@ -10,9 +10,10 @@ TEST_ARGS ?=
 
 # In `make test` a server that happens to be there makes no difference.
 WITHOUT_SERVERS := env $(foreach v,TEST_SERVICES TEST_LONG POSTGRES_URL PGBOUNCER_URL KAFKA_BROKERS TOXIPROXY_ADDR \
-	MYSQL_DSN MARIADB_DSN RABBITMQ_URL NATS_URL REDIS_URL,-u OUTMILL_$(v))
+	MYSQL_DSN MARIADB_DSN RABBITMQ_URL NATS_URL REDIS_URL PROMTOOL,-u OUTMILL_$(v))
 # Starts what is not running yet and exports the addresses.
 WITH_SERVERS = started=$$(scripts/services/all.sh start $(SERVICES)); set -a; eval "$$started"; set +a;
+WITH_TOOLS = $(WITH_SERVERS) started=$$(scripts/promtool.sh); set -a; eval "$$started"; set +a;
 
 .PHONY: help
 help: ## this list
@@ -32,11 +33,11 @@ test: ## tests that need no server; the others are counted as skipped
 
 .PHONY: test-services
 test-services: ## all tests, with real servers; a missing one is a failure
-	$(WITH_SERVERS) OUTMILL_TEST_SERVICES=1 scripts/gotest.sh -count=1 -timeout 15m $(TEST_ARGS) $(PKG)
+	$(WITH_TOOLS) OUTMILL_TEST_SERVICES=1 scripts/gotest.sh -count=1 -timeout 15m $(TEST_ARGS) $(PKG)
 
 .PHONY: test-long
 test-long: ## crash runs, soak and fuzz as well
-	$(WITH_SERVERS) OUTMILL_TEST_SERVICES=1 OUTMILL_TEST_LONG=1 \
+	$(WITH_TOOLS) OUTMILL_TEST_SERVICES=1 OUTMILL_TEST_LONG=1 \
 		scripts/gotest.sh -count=1 -timeout 2h $(TEST_ARGS) $(PKG)
 	scripts/fuzz.sh $(FUZZ_TIME)
 

@@ -29,5 +29,5 @@ func fromTheStart() *sarama.Config {
 // promtool finds the tool, which is a part of Prometheus.
 func promtool(t *testing.T) string {
 	t.Helper()
-	return testenv.Tool(t, "promtool")
+	return testenv.Server(t, testenv.Promtool)
 }

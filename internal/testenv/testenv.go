@@ -4,7 +4,6 @@ package testenv
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 )
 
@@ -14,6 +13,7 @@ const (
 	PgBouncerURL = "OUTMILL_PGBOUNCER_URL"
 	KafkaBrokers = "OUTMILL_KAFKA_BROKERS"
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
+	Promtool     = "OUTMILL_PROMTOOL" // the path of Prometheus' tool
 
 	// Required makes a missing server a failure.
 	Required = "OUTMILL_TEST_SERVICES"
@@ -37,17 +37,3 @@ func Server(t testing.TB, variable string) string {
 
 // Long reports whether the long lane runs.
 func Long() bool { return os.Getenv(LongLane) != "" }
-
-// Tool returns the path of a program. Without it the test is skipped, or fails
-// where servers are required.
-func Tool(t testing.TB, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil {
-		if os.Getenv(Required) != "" {
-			t.Fatalf("%s is not on the PATH, and %s says that it is there", name, Required)
-		}
-		t.Skipf("needs a server: %s is not on the PATH (make test-services)", name)
-	}
-	return path
-}
