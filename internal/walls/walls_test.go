@@ -25,6 +25,7 @@ func TestWalls_WhatAPackageLinks(t *testing.T) {
 		"backends":                 nil,
 		"forwarder":                nil,
 		"middleware":               nil,
+		"tracing":                  {"go.opentelemetry.io"},
 		"backends/stores/memory":   nil,
 		"backends/stores/postgres": {"github.com/jackc/pgx", "github.com/pressly/goose"},
 		"backends/stores/sqlite":   {"modernc.org/sqlite", "github.com/pressly/goose"},
