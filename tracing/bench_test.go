@@ -172,6 +172,44 @@ func forwardAll(b *testing.B, store *postgres.Store, pool *pgxpool.Pool, broker 
 	})
 }
 
+// What tracing itself takes for a message, which other work on the machine
+// disturbs less than a ratio: through a publisher that stores nothing, and in the
+// hooks for a batch of a thousand.
+func BenchmarkCost(b *testing.B) {
+	for _, v := range variants(b) {
+		b.Run("publish/"+v.name, func(b *testing.B) {
+			pub := v.publisher(&sink{})
+			for b.Loop() {
+				m := benchMessage(1)
+				require.NoError(b, pub.Publish("orders", m))
+			}
+		})
+	}
+	for _, v := range variants(b)[1:] {
+		b.Run("forward/"+v.name, func(b *testing.B) {
+			records := make([]backends.Record, 1000)
+			outcomes := make([]backends.Outcome, len(records))
+			for i := range records {
+				m := benchMessage(i)
+				m.Metadata["traceparent"] = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+				records[i] = backends.Record{
+					Ref: backends.Ref{Shard: i % 64, ID: int64(i)}, MessageID: m.UUID, Topic: "orders",
+					Aggregate: "order-1", Payload: m.Payload, Metadata: m.Metadata,
+				}
+				outcomes[i] = backends.Outcome{Record: &records[i], Action: backends.Delivered}
+			}
+			h := v.tel.Forwarder()
+			for b.Loop() {
+				ctx := h.Read(b.Context(), records, time.Millisecond, nil)
+				h.Published(h.Publish(ctx, records), records, time.Millisecond, nil)
+				h.Settled(ctx, outcomes, nil)
+				h.Done(ctx)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(records)), "ns/record")
+		})
+	}
+}
+
 // counting tells when so many records were accepted.
 type counting struct {
 	backends.Broker
