@@ -151,7 +151,7 @@ func TestWire_Kafka(t *testing.T) {
 	}
 }
 
-func kafkaTopic(t *testing.T, seeds []string) string {
+func kafkaTopic(t testing.TB, seeds []string) string {
 	t.Helper()
 	c, err := kgo.NewClient(kgo.SeedBrokers(seeds...))
 	require.NoError(t, err)
@@ -168,7 +168,7 @@ func kafkaTopic(t *testing.T, seeds []string) string {
 	return topic
 }
 
-func deleteTopic(t *testing.T, seeds []string, topic string) {
+func deleteTopic(t testing.TB, seeds []string, topic string) {
 	t.Helper()
 	c, err := kgo.NewClient(kgo.SeedBrokers(seeds...))
 	require.NoError(t, err)
