@@ -31,15 +31,7 @@ func TestWalls_WhatAPackageLinks(t *testing.T) {
 		"backends/brokers/pubsub":   nil,
 		"backends/brokers/kafka":    {"github.com/twmb/franz-go"},
 		"backends/brokers/rabbitmq": {"github.com/rabbitmq"},
-		"backends":                  nil,
-		"forwarder":                 nil,
-		"middleware":                nil,
 		"tracing":                   {"go.opentelemetry.io"},
-		"backends/stores/memory":    nil,
-		"backends/stores/postgres":  {"github.com/jackc/pgx", "github.com/pressly/goose"},
-		"backends/stores/sqlite":    {"modernc.org/sqlite", "github.com/pressly/goose"},
-		"backends/brokers/pubsub":   nil,
-		"backends/brokers/kafka":    {"github.com/twmb/franz-go"},
 	} {
 		t.Run(pkg, func(t *testing.T) {
 			t.Parallel()
