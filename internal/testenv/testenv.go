@@ -12,6 +12,8 @@ const (
 	PostgresURL  = "OUTMILL_POSTGRES_URL"
 	PgBouncerURL = "OUTMILL_PGBOUNCER_URL"
 	KafkaBrokers = "OUTMILL_KAFKA_BROKERS"
+	NATSURL      = "OUTMILL_NATS_URL"
+	RedisAddr    = "OUTMILL_REDIS_ADDR"
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
 
 	// Required makes a missing server a failure.
