@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PKG ?= ./...
-SERVICES ?= postgres kafka pgbouncer toxiproxy
+SERVICES ?= postgres kafka nats redis pgbouncer toxiproxy
 BENCH_ARGS ?=
 TEST_ARGS ?=
 

@@ -13,7 +13,7 @@ const (
 	PgBouncerURL = "OUTMILL_PGBOUNCER_URL"
 	KafkaBrokers = "OUTMILL_KAFKA_BROKERS"
 	NATSURL      = "OUTMILL_NATS_URL"
-	RedisAddr    = "OUTMILL_REDIS_ADDR"
+	RedisURL     = "OUTMILL_REDIS_URL"
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
 
 	// Required makes a missing server a failure.

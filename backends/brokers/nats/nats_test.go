@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/outmill/outmill/backends/brokers/pubsub"
 	"github.com/outmill/outmill/backends/brokertest"
 	"github.com/outmill/outmill/internal/testenv"
+	"github.com/outmill/outmill/internal/testenv/private"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -40,7 +42,9 @@ func server(t testing.TB) string { return testenv.Server(t, testenv.NATSURL) }
 
 func open(t testing.TB, url string, cfg nats.Config) *harness {
 	t.Helper()
-	cfg.Servers = []string{url}
+	if cfg.Servers == nil {
+		cfg.Servers = []string{url}
+	}
 	b, err := nats.New(cfg)
 	require.NoError(t, err)
 	h := &harness{t: t, url: url, broker: b}
@@ -146,6 +150,26 @@ func (h streamLimit) Refused(r backends.Record) backends.Record {
 func TestBroker_NATSStreamLimit(t *testing.T) {
 	s := server(t)
 	brokertest.Run(t, func(t testing.TB) brokertest.Harness { return streamLimit{open(t, s, nats.Config{})} })
+}
+
+// faulty can be cut off by its proxy and stopped by a signal.
+type faulty struct {
+	*harness
+	s *private.Server
+}
+
+func (f faulty) Down()   { f.s.Enable(false) }
+func (f faulty) Up()     { f.s.Enable(true) }
+func (f faulty) Freeze() { f.s.Signal(syscall.SIGSTOP) }
+func (f faulty) Thaw()   { f.s.Signal(syscall.SIGCONT) }
+
+func TestBroker_NATSCutOffAndStopped(t *testing.T) {
+	server(t) // where there is no NATS, there is none to be started
+	s := private.StartProxied(t, "nats")
+	brokertest.Run(t, func(t testing.TB) brokertest.Harness {
+		h := open(t, "nats://"+s.Addr, nats.Config{Servers: []string{"nats://" + s.Proxy}})
+		return faulty{h, s}
+	})
 }
 
 func publisher(t testing.TB, url string) *wjetstream.Publisher {

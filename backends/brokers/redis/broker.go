@@ -71,7 +71,11 @@ func (b *Broker) take(ctx context.Context) (*session, error) {
 	}
 	b.mu.Unlock()
 	s := newSession(b.cfg)
-	if err := s.reach(ctx); err != nil {
+	err := s.open(ctx)
+	if err == nil {
+		err = s.reach(ctx)
+	}
+	if err != nil {
 		b.giveBack(s, false)
 		return nil, err
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,9 +22,13 @@ import (
 	"github.com/outmill/outmill/backends/brokers/redis"
 	"github.com/outmill/outmill/backends/brokertest"
 	"github.com/outmill/outmill/internal/testenv"
+	"github.com/outmill/outmill/internal/testenv/private"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// watermill-redisstream's subscriber sleeps after its client was closed.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream.(*Subscriber).read"))
+}
 
 // harness reads back by watermill-redisstream's own unmarshaller.
 type harness struct {
@@ -32,11 +38,17 @@ type harness struct {
 	made   []string
 }
 
-func server(t testing.TB) string { return testenv.Server(t, testenv.RedisAddr) }
+func server(t testing.TB) string {
+	u, err := url.Parse(testenv.Server(t, testenv.RedisURL))
+	require.NoError(t, err)
+	return u.Host
+}
 
 func open(t testing.TB, addr string, cfg redis.Config) *harness {
 	t.Helper()
-	cfg.Addr = addr
+	if cfg.Addr == "" {
+		cfg.Addr = addr
+	}
 	b, err := redis.New(cfg)
 	require.NoError(t, err)
 	h := &harness{t: t, broker: b, client: client.NewClient(&client.Options{Addr: addr})}
@@ -101,6 +113,26 @@ func (h *harness) Read(ctx context.Context, topic string, n int) ([]brokertest.M
 func TestBroker_Redis(t *testing.T) {
 	s := server(t)
 	brokertest.Run(t, func(t testing.TB) brokertest.Harness { return open(t, s, redis.Config{MaxMessageBytes: 1 << 20}) })
+}
+
+// faulty can be cut off by its proxy and stopped by a signal.
+type faulty struct {
+	*harness
+	s *private.Server
+}
+
+func (f faulty) Down()   { f.s.Enable(false) }
+func (f faulty) Up()     { f.s.Enable(true) }
+func (f faulty) Freeze() { f.s.Signal(syscall.SIGSTOP) }
+func (f faulty) Thaw()   { f.s.Signal(syscall.SIGCONT) }
+
+func TestBroker_RedisCutOffAndStopped(t *testing.T) {
+	server(t) // where there is no Redis, there is none to be started
+	s := private.StartProxied(t, "redis")
+	brokertest.Run(t, func(t testing.TB) brokertest.Harness {
+		h := open(t, s.Addr, redis.Config{Addr: s.Proxy, MaxMessageBytes: 1 << 20})
+		return faulty{h, s}
+	})
 }
 
 // lanes is watermill-redisstream's publisher through pubsub.

@@ -17,31 +17,62 @@ import (
 // session is a client with one connection. One call of Publish has it at a time.
 type session struct {
 	client *redis.Client
+	dialer net.Dialer
+	addr   string
 
 	mu     sync.Mutex
+	opened net.Conn // for the client to begin with
 	socket net.Conn
 	isCut  bool
 }
 
 func newSession(cfg Config) *session {
-	s := &session{}
+	s := &session{dialer: net.Dialer{Timeout: cfg.DialTimeout}, addr: cfg.Addr}
 	o := cfg.options()
-	d := net.Dialer{Timeout: cfg.DialTimeout}
-	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		c, err := d.DialContext(ctx, network, addr)
-		if err != nil {
-			return nil, err
+	secured := o.TLSConfig
+	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		c, err := s.dial(ctx)
+		if err != nil || secured == nil {
+			return c, err
 		}
-		if err := s.keep(c); err != nil {
-			return nil, err
-		}
-		if o.TLSConfig == nil {
-			return c, nil
-		}
-		return secure(ctx, c, o.TLSConfig, addr)
+		return secure(ctx, c, secured, cfg.Addr)
 	}
 	s.client = redis.NewClient(o)
 	return s
+}
+
+// open connects, so that the client finds a connection that is there: it writes
+// to the process's log of attempts that fail.
+func (s *session) open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, pingLimit, errors.New("no connection in time"))
+	defer cancel()
+	c, err := s.dial(ctx)
+	if err != nil {
+		return backends.Unavailable(fmt.Errorf("redis: no connection: %w", err))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opened = c
+	return nil
+}
+
+// dial connects, or returns the connection that was opened before.
+func (s *session) dial(ctx context.Context) (net.Conn, error) {
+	s.mu.Lock()
+	c := s.opened
+	s.opened = nil
+	s.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	c, err := s.dialer.DialContext(ctx, "tcp", s.addr)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.keep(c); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // secure begins TLS on a connection.
