@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/outmill/outmill/backends"
 )
@@ -63,20 +64,21 @@ func (b *Broker) take(ctx context.Context) (*session, error) {
 		return nil, fmt.Errorf("redis: %w", backends.ErrClosed)
 	}
 	b.wg.Add(1) // until it is given back
+	var s *session
 	if n := len(b.idle); n > 0 {
-		s := b.idle[n-1]
-		b.idle = b.idle[:n-1]
-		b.mu.Unlock()
-		return s, nil
+		s, b.idle = b.idle[n-1], b.idle[:n-1]
 	}
 	b.mu.Unlock()
-	s := newSession(b.cfg)
-	err := s.open(ctx)
-	if err == nil {
-		err = s.reach(ctx)
+	if s != nil && time.Since(s.used) > fresh && s.reach(ctx) != nil {
+		s.close()
+		s = nil
 	}
+	if s != nil {
+		return s, nil
+	}
+	s, err := open(ctx, b.cfg)
 	if err != nil {
-		b.giveBack(s, false)
+		b.wg.Done()
 		return nil, err
 	}
 	return s, nil

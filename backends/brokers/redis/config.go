@@ -39,7 +39,7 @@ type Config struct {
 	// MaxLens sets MaxLen for single topics; 0 keeps all of one.
 	MaxLens map[string]int64
 
-	// DialTimeout limits a connection attempt. Default: 5 s.
+	// DialTimeout limits a connection attempt, with what TLS and the user's name take. Default: 5 s.
 	DialTimeout time.Duration
 
 	// Timeout limits the wait for the server's answer, beside the context's.
@@ -116,20 +116,16 @@ func (c Config) validate() error {
 // options are the client's: one connection, and nothing is tried again, since a
 // repeat of what was on its way would store it twice and out of order.
 func (c Config) options() *redis.Options {
-	o := &redis.Options{
+	return &redis.Options{
 		Addr: c.Addr, DB: c.DB, ClientName: c.ClientName,
 		Username: c.Auth.User, Password: c.Auth.Password,
 		Protocol: 2, DisableIdentity: true,
 		MaxRetries: -1, DialerRetries: 1,
 		PoolSize: 1, MaxIdleConns: 1, ConnMaxIdleTime: -1,
-		DialTimeout: c.DialTimeout, ReadTimeout: c.Timeout, WriteTimeout: c.Timeout, PoolTimeout: c.Timeout,
+		ReadTimeout: c.Timeout, WriteTimeout: c.Timeout, PoolTimeout: c.Timeout,
 		ContextTimeoutEnabled:    true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
-	if c.TLS != nil {
-		o.TLSConfig = c.TLS.Clone()
-	}
-	return o
 }
 
 // maxLen is how many entries a topic's stream keeps, 0 for all.

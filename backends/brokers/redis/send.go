@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -32,6 +33,7 @@ func (p *publish) send(ctx context.Context, wave []int) {
 
 	switch {
 	case multi.Err() == nil && exec.Err() == nil:
+		p.session.used = time.Now()
 		p.take(ctx, wave, exec.Val())
 	case multi.Err() == nil && said(exec.Err()):
 		p.aborted(wave, queued, exec.Err())

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,99 +14,80 @@ import (
 )
 
 // session is a client with one connection. One call of Publish has it at a time.
+//
+// The client gets the connection ready made and never another: it would go on
+// dialling in the background, and write to the process's log.
 type session struct {
 	client *redis.Client
-	dialer net.Dialer
-	addr   string
-
-	mu     sync.Mutex
-	opened net.Conn // for the client to begin with
+	used   time.Time // when the server last answered
 	socket net.Conn
-	isCut  bool
 }
 
-func newSession(cfg Config) *session {
-	s := &session{dialer: net.Dialer{Timeout: cfg.DialTimeout}, addr: cfg.Addr}
+// ready is a connection that the client does not look into for signs of its end
+// before it writes: it would dial anew, and reach does that better.
+type ready struct{ net.Conn }
+
+// open connects and learns whether the server takes transactions.
+func open(ctx context.Context, cfg Config) (*session, error) {
+	s := &session{}
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.DialTimeout, errors.New("no connection in time"))
+	defer cancel()
+	c, err := s.dial(ctx, cfg)
+	if err != nil {
+		s.cut()
+		return nil, backends.Unavailable(fmt.Errorf("redis: no connection: %w", err))
+	}
 	o := cfg.options()
-	secured := o.TLSConfig
-	o.Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		c, err := s.dial(ctx)
-		if err != nil || secured == nil {
-			return c, err
+	once := make(chan net.Conn, 1)
+	once <- ready{c}
+	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+		select {
+		case c := <-once:
+			return c, nil
+		default:
+			return nil, net.ErrClosed
 		}
-		return secure(ctx, c, secured, cfg.Addr)
 	}
 	s.client = redis.NewClient(o)
-	return s
-}
-
-// open connects, so that the client finds a connection that is there: it writes
-// to the process's log of attempts that fail.
-func (s *session) open(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, pingLimit, errors.New("no connection in time"))
-	defer cancel()
-	c, err := s.dial(ctx)
-	if err != nil {
-		return backends.Unavailable(fmt.Errorf("redis: no connection: %w", err))
+	if err := s.reach(ctx); err != nil {
+		s.close()
+		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.opened = c
-	return nil
+	return s, nil
 }
 
-// dial connects, or returns the connection that was opened before.
-func (s *session) dial(ctx context.Context) (net.Conn, error) {
-	s.mu.Lock()
-	c := s.opened
-	s.opened = nil
-	s.mu.Unlock()
-	if c != nil {
+func (s *session) dial(ctx context.Context, cfg Config) (net.Conn, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", cfg.Addr)
+	if err != nil {
+		return nil, err
+	}
+	s.socket = c
+	if cfg.TLS == nil {
 		return c, nil
 	}
-	c, err := s.dialer.DialContext(ctx, "tcp", s.addr)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.keep(c); err != nil {
-		return nil, err
-	}
-	return c, nil
+	return secure(ctx, c, cfg.TLS, cfg.Addr)
 }
 
 // secure begins TLS on a connection.
 func secure(ctx context.Context, c net.Conn, cfg *tls.Config, addr string) (net.Conn, error) {
-	if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+	cfg = cfg.Clone()
+	if cfg.ServerName == "" {
 		host, _, err := net.SplitHostPort(addr)
 		if err != nil {
-			return nil, errors.Join(err, c.Close())
+			return nil, err
 		}
-		cfg = cfg.Clone()
 		cfg.ServerName = host
 	}
 	t := tls.Client(c, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, err
 	}
 	return t, nil
-}
-
-func (s *session) keep(c net.Conn) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.isCut {
-		return errors.Join(net.ErrClosed, c.Close())
-	}
-	s.socket = c
-	return nil
 }
 
 // cut ends every read and write under way: the client itself hears of a
 // deadline, and not that a context was cancelled.
 func (s *session) cut() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.isCut = true
 	if s.socket != nil {
 		_ = s.socket.Close() // the client closes it too
 	}
@@ -134,8 +114,12 @@ func (s *session) reach(ctx context.Context) error {
 		}
 		return backends.Unavailable(fmt.Errorf("redis: the server cannot be reached, or lets the user begin no transaction: %w", err))
 	}
+	s.used = time.Now()
 	return nil
 }
+
+// fresh is how long after an answer a connection is taken to be sound.
+const fresh = time.Second
 
 // pingLimit is how long a server may take to say that it is there.
 const pingLimit = 3 * time.Second
