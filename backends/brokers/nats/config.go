@@ -64,8 +64,10 @@ func (a Auth) ways() []string {
 		set  bool
 		name string
 	}{
-		{a.User != "" || a.Password != "", "User"}, {a.Token != "", "Token"},
-		{a.CredentialsFile != "", "CredentialsFile"}, {a.SeedFile != "", "SeedFile"},
+		{a.User != "" || a.Password != "", "User"},
+		{a.Token != "", "Token"},
+		{a.CredentialsFile != "", "CredentialsFile"},
+		{a.SeedFile != "", "SeedFile"},
 	} {
 		if w.set {
 			out = append(out, w.name)

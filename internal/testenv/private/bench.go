@@ -25,7 +25,7 @@ func Compare(b *testing.B, ours, theirs backends.Broker, topic string) {
 			records[i] = backends.Record{
 				Ref: backends.Ref{Shard: i % 64, ID: id}, MessageID: fmt.Sprintf("01890a5d-ac96-774b-bcce-%012d", id), Topic: topic,
 				Aggregate: fmt.Sprint("aggregate-", i%500), Sequence: id/500 + 1, Payload: records[i].Payload,
-				Metadata:  records[i].Metadata, CreatedAt: time.Now(),
+				Metadata: records[i].Metadata, CreatedAt: time.Now(),
 			}
 		}
 		return records[:n]
