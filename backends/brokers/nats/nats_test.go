@@ -88,6 +88,8 @@ func (h *harness) Refused(r backends.Record) backends.Record {
 }
 
 func (h *harness) Read(ctx context.Context, topic string, n int) ([]brokertest.Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
 	c, err := h.js.OrderedConsumer(ctx, topic, jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		return nil, err

@@ -86,6 +86,8 @@ func (h *harness) Refused(r backends.Record) backends.Record {
 }
 
 func (h *harness) Read(ctx context.Context, topic string, n int) ([]brokertest.Message, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
 	for {
 		got, err := h.client.XRange(ctx, topic, "-", "+").Result()
 		if err != nil {

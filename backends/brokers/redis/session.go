@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -15,8 +16,8 @@ import (
 
 // session is a client with one connection. One call of Publish has it at a time.
 //
-// The client gets the connection ready made and never another: it would go on
-// dialling in the background, and write to the process's log.
+// The client gets the connection ready made and never another. Were it to dial
+// and fail, it would go on dialling in the background, and write to the process's log.
 type session struct {
 	client *redis.Client
 	used   time.Time // when the server last answered
@@ -38,15 +39,12 @@ func open(ctx context.Context, cfg Config) (*session, error) {
 		return nil, backends.Unavailable(fmt.Errorf("redis: no connection: %w", err))
 	}
 	o := cfg.options()
-	once := make(chan net.Conn, 1)
-	once <- ready{c}
+	var given atomic.Bool
 	o.Dialer = func(context.Context, string, string) (net.Conn, error) {
-		select {
-		case c := <-once:
-			return c, nil
-		default:
-			return nil, net.ErrClosed
+		if given.Swap(true) { // it wants another: this one has failed, and is closed now
+			s.cut()
 		}
+		return ready{c}, nil
 	}
 	s.client = redis.NewClient(o)
 	if err := s.reach(ctx); err != nil {
