@@ -52,13 +52,6 @@ func (k *keys) leave(name any, mine *key) {
 	}
 }
 
-// busy reports whether someone has or wants a key.
-func (k *keys) busy(name any) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.held[name] != nil
-}
-
 // waits remembers since when messages have been refused, and until when an
 // aggregate is left alone. Its zero value is ready.
 type waits struct {
