@@ -25,7 +25,7 @@ func (s *Store) Inbox(cfg backends.InboxConfig) (backends.Inbox, error) {
 	box := s.inboxes[cfg.Name]
 	if box == nil {
 		box = &inbox{
-			locks: map[any]chan struct{}{}, rows: map[backends.InboxKey]*inboxRow{}, marks: map[markKey]time.Time{},
+			locks: map[any]chan struct{}{}, rows: map[backends.InboxKey]*inboxRow{}, seen: map[backends.InboxKey]*inboxRow{}, marks: map[markKey]time.Time{},
 			failures: map[markKey]inboxFailure{},
 		}
 		if s.inboxes == nil {
@@ -42,6 +42,7 @@ func (s *Store) Inbox(cfg backends.InboxConfig) (backends.Inbox, error) {
 type inbox struct {
 	locks    map[any]chan struct{}
 	rows     map[backends.InboxKey]*inboxRow
+	seen     map[backends.InboxKey]*inboxRow // as committed
 	marks    map[markKey]time.Time
 	failures map[markKey]inboxFailure
 	buffer   []*held
@@ -129,6 +130,9 @@ func (t *inboxTx) end(keep bool) error {
 	}
 	t.undo = nil
 	for _, key := range t.held {
+		if k, ok := key.(backends.InboxKey); ok && t.box.rows[k] != nil {
+			t.box.seen[k] = t.box.rows[k]
+		}
 		t.box.locks[key] <- struct{}{}
 	}
 	t.held = nil

@@ -41,7 +41,7 @@ func (s inboxSource) Waiting(ctx context.Context, after backends.InboxKey, limit
 	var out []backends.InboxWaiting
 	for _, key := range slices.SortedFunc(maps.Keys(found), byKey) {
 		w := found[key]
-		if row := s.box.rows[key]; row != nil {
+		if row := s.box.seen[key]; row != nil {
 			w.Last = row.Last
 			if w.First = row.Last == 0 && row.Started == 1; !w.First {
 				w.Age = min(w.Age, time.Since(row.moved))
@@ -78,7 +78,7 @@ func (s inboxSource) Backlog(ctx context.Context) (backends.InboxBacklog, error)
 	for _, h := range s.box.buffer {
 		b.Age = max(b.Age, time.Since(h.at))
 	}
-	for _, r := range s.box.rows {
+	for _, r := range s.box.seen {
 		if r.Row.Parked != "" {
 			b.Parked++
 		}
@@ -94,8 +94,8 @@ func (s inboxSource) Parked(ctx context.Context, after backends.InboxKey, limit 
 	s.store.mu.Lock()
 	defer s.store.mu.Unlock()
 	var out []backends.InboxParked
-	for _, key := range slices.SortedFunc(maps.Keys(s.box.rows), byKey) {
-		r := s.box.rows[key]
+	for _, key := range slices.SortedFunc(maps.Keys(s.box.seen), byKey) {
+		r := s.box.seen[key]
 		if byKey(key, after) <= 0 || r.Row.Parked == "" || len(out) == limit {
 			continue
 		}
