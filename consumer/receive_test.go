@@ -176,7 +176,7 @@ func (w *world) endedBy(t *testing.T, commit bool) {
 func TestReceive_ASwallowedErrorIsAFailure(t *testing.T) {
 	w := pgxWorld(t)
 	i := w.instance(consumer.Config{}, func(msg *message.Message) ([]*message.Message, error) {
-		_ = w.apply(context.WithValue(msg.Context(), struct{}{}, 1), &message.Message{UUID: "bad\x00"}) // breaks the transaction
+		_ = w.apply(msg.Context(), &message.Message{UUID: "bad\x00"}) // breaks the transaction
 		return nil, nil
 	})
 	e := i.gives(consumer.Failed, order("a", 1))

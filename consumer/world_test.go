@@ -279,7 +279,7 @@ func order(aggregate string, n int64) *message.Message {
 
 // deliver hands a message to the handler, as a router does.
 func (i *instance) deliver(msg *message.Message) error {
-	if msg.Context() == context.Background() { //nolint:usetesting // the default is meant
+	if msg.Context().Done() == nil {
 		msg.SetContext(i.w.t.Context())
 	}
 	_, err := i.handle(msg)

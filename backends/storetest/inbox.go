@@ -205,7 +205,7 @@ func (b *box) effects(want ...string) {
 	for _, r := range s.drain(100) {
 		got = append(got, string(r.Payload))
 	}
-	require.NoError(b, b.fixture.box.Release(b.Context(), s.lease))
+	require.NoError(b, b.box.Release(b.Context(), s.lease))
 	require.ElementsMatch(b, want, got)
 }
 

@@ -55,9 +55,9 @@ var inboxFaults = map[string]fault{
 	"one key for all inboxes": {"Inbox/once by id", func(s *memory.Store) Store {
 		return &broken{Store: s, outbox: func(*memory.Store) backends.Outbox { return oneName{s} }}
 	}},
-	"no lock": {"Inbox/1: neighbours", withInbox(noLock)},
+	"no lock":                         {"Inbox/1: neighbours", withInbox(noLock)},
 	"no lock for copies of a message": {"Inbox/1: two copies", withInbox(noLock)},
-	"no lock at first sight": {"Inbox/1: the first two", withInbox(noLock)},
+	"no lock at first sight":          {"Inbox/1: the first two", withInbox(noLock)},
 	"advances past a gap": {"Inbox/one that comes early", withInbox(func(i *brokenInbox) {
 		i.begin = func(ctx context.Context, d *backends.Delivery, order backends.InboxOrder) (backends.InboxTx, backends.Standing, error) {
 			if order == inSequence {
@@ -89,7 +89,9 @@ var inboxFaults = map[string]fault{
 		}
 	})},
 	"copy left behind": {"Inbox/3:", withInbox(func(i *brokenInbox) {
-		i.backlog = func(b backends.InboxBacklog) backends.InboxBacklog { return backends.InboxBacklog{Buffered: b.Buffered + 1} }
+		i.backlog = func(b backends.InboxBacklog) backends.InboxBacklog {
+			return backends.InboxBacklog{Buffered: b.Buffered + 1}
+		}
 	})},
 	"lock and look in one statement": {"Inbox/2:", withInbox(func(i *brokenInbox) {
 		i.next = func(ctx context.Context, key backends.InboxKey, wait bool) (backends.InboxTx, *backends.Delivery, backends.Standing, error) {

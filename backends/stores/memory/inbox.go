@@ -236,7 +236,7 @@ func (t *inboxTx) Save(_ context.Context, row inboxes.Row, moved bool) error {
 		if moved {
 			next.moved = time.Now()
 		}
-		if old.Row.Parked == "" {
+		if old.Parked == "" {
 			next.parkedAt = time.Now()
 		}
 		t.box.rows[row.InboxKey] = next

@@ -79,7 +79,7 @@ func (s inboxSource) Backlog(ctx context.Context) (backends.InboxBacklog, error)
 		b.Age = max(b.Age, time.Since(h.at))
 	}
 	for _, r := range s.box.seen {
-		if r.Row.Parked != "" {
+		if r.Parked != "" {
 			b.Parked++
 		}
 	}
@@ -96,10 +96,10 @@ func (s inboxSource) Parked(ctx context.Context, after backends.InboxKey, limit 
 	var out []backends.InboxParked
 	for _, key := range slices.SortedFunc(maps.Keys(s.box.seen), byKey) {
 		r := s.box.seen[key]
-		if byKey(key, after) <= 0 || r.Row.Parked == "" || len(out) == limit {
+		if byKey(key, after) <= 0 || r.Parked == "" || len(out) == limit {
 			continue
 		}
-		p := backends.InboxParked{InboxKey: key, ParkedAt: r.parkedAt.UTC(), Last: r.Last, Reason: r.Row.Parked}
+		p := backends.InboxParked{InboxKey: key, ParkedAt: r.parkedAt.UTC(), Last: r.Last, Reason: r.Parked}
 		p.Letters = min(int64(len(s.box.of(key, -1))), 1000)
 		out = append(out, p)
 	}

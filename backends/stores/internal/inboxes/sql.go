@@ -224,7 +224,7 @@ from {buffer} where consumer = ? and topic = ? and aggregate = ?`, s.Consumer, k
 // BuryHeld implements [Buffer].
 func (s SQL) BuryHeld(ctx context.Context, key backends.InboxKey) error {
 	_, err := s.exec(ctx, `insert into {dead} (consumer, topic, aggregate, sequence, message_id, payload, metadata, reply_topic, dead_at, reason)
-select consumer, topic, aggregate, sequence, message_id, payload, metadata, reply_topic, {now}, '` + backends.ReasonParked + `'
+select consumer, topic, aggregate, sequence, message_id, payload, metadata, reply_topic, {now}, '`+backends.ReasonParked+`'
 from {buffer} where consumer = ? and topic = ? and aggregate = ? order by sequence`, s.Consumer, key.Topic, key.Aggregate)
 	if err != nil {
 		return err
