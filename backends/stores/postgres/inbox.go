@@ -94,18 +94,23 @@ var (
 // inboxSQL is the part of an inbox's transaction that is alike for all drivers.
 type inboxSQL struct{ inboxes.SQL }
 
-// Advance implements [inboxes.Rows].
-func (i inboxSQL) Advance(ctx context.Context, d *backends.Delivery, newer, mark bool) (step inboxes.Step, ok bool, err error) {
-	text, args := inboxAdvanceOnly, []any{d.Sequence, d.MessageID, i.Consumer, d.Topic, d.Aggregate, d.Sequence}
+func advanceText(consumer string, d *backends.Delivery, newer, mark bool) (text string, args []any) {
+	text, args = inboxAdvanceOnly, []any{d.Sequence, d.MessageID, consumer, d.Topic, d.Aggregate, d.Sequence}
 	if newer {
 		text = inboxNewerOnly
 	}
 	if mark {
-		text, args = inboxAdvance, append(args, i.Consumer, d.Topic, d.MessageID)
+		text, args = inboxAdvance, append(args, consumer, d.Topic, d.MessageID)
 		if newer {
 			text = inboxNewer
 		}
 	}
+	return text, args
+}
+
+// Advance implements [inboxes.Rows].
+func (i inboxSQL) Advance(ctx context.Context, d *backends.Delivery, newer, mark bool) (step inboxes.Step, ok bool, err error) {
+	text, args := advanceText(i.Consumer, d, newer, mark)
 	err = i.Querier.Query(ctx, func(scan func(...any) error) error {
 		ok = true
 		return scan(&step.Buffered, &step.Fresh)

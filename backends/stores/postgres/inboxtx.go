@@ -5,7 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
+	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
@@ -54,30 +54,68 @@ type pgxInboxTx struct {
 	inboxSQL
 	store *Store
 	conn  *pgxpool.Conn
-	tx    pgx.Tx
+	tx    connTx
 }
 
 func (s *inboxSource) beginPGX(ctx context.Context) (inboxes.Tx, error) {
+	return s.beginWith(ctx, func(*pgx.Batch) {})
+}
+
+// beginWith begins a transaction with its first statements in one round trip.
+func (s *inboxSource) beginWith(ctx context.Context, first func(b *pgx.Batch)) (inboxes.Tx, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// Without parameters it is one round trip; both are numbers with a unit.
-	settings := strings.NewReplacer("$1", fmt.Sprintf("'%s'", s.settings()[0]), "$2", fmt.Sprintf("'%s'", s.settings()[1])).Replace(settingsText)
-	begin := beginWrite + "; " + settings
-	tx, err := conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: begin})
-	if err != nil {
+	b := &pgx.Batch{}
+	b.Queue(beginWrite)
+	b.Queue(settingsText, s.settings()...)
+	first(b)
+	tx := connTx{conn.Conn(), &atomic.Bool{}}
+	if err := tx.conn.SendBatch(ctx, b).Close(); err != nil {
+		if !tx.conn.IsClosed() && tx.conn.PgConn().TxStatus() != 'I' {
+			// The first error is the one to report.
+			_ = tx.end(context.WithoutCancel(ctx), rollback)
+		}
 		conn.Release()
 		return nil, err
 	}
-	q := pgxQuerier{tx, s.store.cfg.Pooler}
-	return &pgxInboxTx{inboxSQL: s.sql(q), store: s.store, conn: conn, tx: tx}, nil
+	return &pgxInboxTx{inboxSQL: s.sql(pgxQuerier{tx, s.store.cfg.Pooler}), store: s.store, conn: conn, tx: tx}, nil
+}
+
+// Start implements [inboxes.Starter].
+func (s *inboxSource) Start(ctx context.Context, d *backends.Delivery, order backends.InboxOrder) (tx inboxes.Tx, step inboxes.Step, ok bool, err error) {
+	if s.pool == nil {
+		tx, err = s.Begin(ctx)
+		return tx, step, false, err
+	}
+	tx, err = s.beginWith(ctx, func(b *pgx.Batch) {
+		if order == backends.AnyOrder {
+			b.Queue(s.store.inbox.Text(inboxes.MarkText), s.cfg.Name, d.Topic, d.MessageID).Exec(func(tag pgconn.CommandTag) error {
+				step.Fresh, ok = tag.RowsAffected() > 0, true
+				return nil
+			})
+			return
+		}
+		text, args := advanceText(s.cfg.Name, d, order == backends.Newer, !s.cfg.NoMarks)
+		b.Queue(s.store.inbox.Text(text), args...).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+				ok = true
+				if err := rows.Scan(&step.Buffered, &step.Fresh); err != nil {
+					return err
+				}
+			}
+			return rows.Err()
+		})
+	})
+	if err != nil {
+		return nil, step, false, fmt.Errorf("postgres: inbox: begin: %w", mend(err))
+	}
+	return tx, step, ok, nil
 }
 
 // Context implements [inboxes.Native].
-func (t *pgxInboxTx) Context(ctx context.Context) context.Context {
-	return t.store.WithTx(ctx, guardedTx{t.tx})
-}
+func (t *pgxInboxTx) Context(ctx context.Context) context.Context { return t.store.WithTx(ctx, t.tx) }
 
 // Publish implements [inboxes.Native].
 func (t *pgxInboxTx) Publish(ctx context.Context, topic string, msgs ...*message.Message) error {
@@ -94,10 +132,11 @@ func (t *pgxInboxTx) Commit(ctx context.Context) error {
 	ctx, cancel := limited(ctx)
 	defer cancel()
 	// A handler can send "commit" as a statement.
-	if c := t.conn.Conn(); !c.IsClosed() && c.PgConn().TxStatus() == 'I' {
+	if c := t.tx.conn; !c.IsClosed() && c.PgConn().TxStatus() == 'I' {
+		t.tx.ended.Store(true)
 		return fmt.Errorf("postgres: inbox: %w: the handler has ended it, which is the inbox's to do", backends.ErrTransactionDone)
 	}
-	err := t.tx.Commit(ctx)
+	err := t.tx.end(ctx, commit)
 	if errors.Is(err, pgx.ErrTxCommitRollback) {
 		return fmt.Errorf("postgres: inbox: %w: a statement of the handler failed and the handler did not say so", backends.ErrTransactionDone)
 	}
@@ -109,22 +148,14 @@ func (t *pgxInboxTx) Rollback(ctx context.Context) error {
 	defer t.conn.Release()
 	ctx, cancel := limited(ctx)
 	defer cancel()
-	if c := t.conn.Conn(); !c.IsClosed() && c.PgConn().TxStatus() == 'I' {
+	if c := t.tx.conn; !c.IsClosed() && c.PgConn().TxStatus() == 'I' {
+		t.tx.ended.Store(true)
 		return nil // the handler was faster
 	}
-	return mend(t.tx.Rollback(ctx))
+	return mend(t.tx.end(ctx, rollback))
 }
 
-// guardedTx is what a handler sees.
-type guardedTx struct{ pgx.Tx }
-
 var errGuarded = fmt.Errorf("postgres: the transaction is the inbox's to end: return nil to commit it and an error to roll it back: %w", backends.ErrInboxTransaction)
-
-// Commit refuses.
-func (guardedTx) Commit(context.Context) error { return errGuarded }
-
-// Rollback refuses.
-func (guardedTx) Rollback(context.Context) error { return errGuarded }
 
 // pgxHandle is what a querier needs of a transaction or a pool.
 type pgxHandle interface {

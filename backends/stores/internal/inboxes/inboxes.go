@@ -130,6 +130,13 @@ type Source interface {
 	Blameless(err error) bool
 }
 
+// Starter is an optional ability of a [Source]: to begin a transaction and advance
+// (see [Rows]), or mark where the order is AnyOrder, in one round trip. ok is false
+// where that was not done.
+type Starter interface {
+	Start(ctx context.Context, d *backends.Delivery, order backends.InboxOrder) (tx Tx, step Step, ok bool, err error)
+}
+
 // Inbox is a [backends.Inbox] over a store's transactions. Lists complete it.
 type Inbox struct {
 	Source

@@ -12,18 +12,35 @@ var errContended = errors.New("the inbox's row of the aggregate could not be loc
 
 // Begin implements [backends.Inbox].
 func (i *Inbox) Begin(ctx context.Context, d *backends.Delivery, order backends.InboxOrder) (backends.InboxTx, backends.Standing, error) {
-	tx, err := i.Source.Begin(ctx)
+	tx, step, ok, err := i.start(ctx, d, order)
 	if err != nil {
 		return nil, backends.Standing{}, err
 	}
 	t := &transaction{Native: tx, tx: tx, delivery: d}
-	standing, err := i.receive(ctx, t, order)
+	var standing backends.Standing
+	switch {
+	case !ok:
+		standing, err = i.receive(ctx, t, order)
+	case order == backends.AnyOrder:
+		standing, err = i.marked(ctx, t, step.Fresh)
+	default:
+		standing, err = i.advanced(ctx, t, step)
+	}
 	if err != nil {
 		return nil, backends.Standing{}, errors.Join(err, tx.Rollback(context.WithoutCancel(ctx)))
 	}
 	return t, standing, nil
 }
 
+func (i *Inbox) start(ctx context.Context, d *backends.Delivery, order backends.InboxOrder) (tx Tx, step Step, ok bool, err error) {
+	if s, can := i.Source.(Starter); can && d.MessageID != "" {
+		return s.Start(ctx, d, order)
+	}
+	tx, err = i.Source.Begin(ctx)
+	return tx, Step{}, false, err
+}
+
+// receive is the long way, where the usual case does not hold.
 func (i *Inbox) receive(ctx context.Context, t *transaction, order backends.InboxOrder) (backends.Standing, error) {
 	d := t.delivery
 	if d.MessageID == "" {
@@ -62,11 +79,15 @@ func (i *Inbox) receive(ctx context.Context, t *transaction, order backends.Inbo
 }
 
 func (i *Inbox) unordered(ctx context.Context, t *transaction) (backends.Standing, error) {
-	d := t.delivery
-	fresh, err := t.tx.Mark(ctx, d.Topic, d.MessageID)
+	fresh, err := t.tx.Mark(ctx, t.delivery.Topic, t.delivery.MessageID)
 	if err != nil {
 		return backends.Standing{}, err
 	}
+	return i.marked(ctx, t, fresh)
+}
+
+func (i *Inbox) marked(ctx context.Context, t *transaction, fresh bool) (backends.Standing, error) {
+	d := t.delivery
 	if fresh {
 		return backends.Standing{Place: backends.Fresh}, nil
 	}

@@ -162,9 +162,12 @@ const (
     started = ?, last = ?, message_id = ?, buffered = ?, parked = ? where consumer = ? and topic = ? and aggregate = ?`
 )
 
+// MarkText adds an id, if it is not there: its parameters are consumer, topic and id.
+const MarkText = `insert into {inbox} (consumer, topic, message_id, processed_at) values (?, ?, ?, {now}) on conflict do nothing`
+
 // Mark implements [Marks].
 func (s SQL) Mark(ctx context.Context, topic, id string) (bool, error) {
-	n, err := s.exec(ctx, `insert into {inbox} (consumer, topic, message_id, processed_at) values (?, ?, ?, {now}) on conflict do nothing`, s.Consumer, topic, id)
+	n, err := s.exec(ctx, MarkText, s.Consumer, topic, id)
 	return n > 0, err
 }
 
