@@ -122,4 +122,3 @@ func (m *member) Subscribe(ctx context.Context, _ string) (<-chan *message.Messa
 
 // Close implements message.Subscriber.
 func (m *member) Close() error { return nil }
-

@@ -24,6 +24,7 @@ func TestWalls_WhatAPackageLinks(t *testing.T) {
 	for pkg, allowed := range map[string][]string{
 		"backends":                 nil,
 		"forwarder":                nil,
+		"consumer":                 nil,
 		"middleware":               nil,
 		"backends/stores/memory":   nil,
 		"backends/stores/postgres": {"github.com/jackc/pgx", "github.com/pressly/goose"},
