@@ -51,7 +51,7 @@ func keyOf(d *backends.Delivery) any {
 
 func (c *Consumer) attempt(ctx context.Context, d *backends.Delivery, msg *message.Message, h message.HandlerFunc, e *Event) (out context.Context, drain bool, err error) {
 	order := c.order(d)
-	for range 2 {
+	for range 3 {
 		tx, s, err := c.inbox.Begin(ctx, d, order)
 		if err != nil {
 			return ctx, false, fmt.Errorf("consumer: receive: %w", err)
@@ -102,6 +102,9 @@ func (c *Consumer) ahead(ctx context.Context, tx backends.InboxTx, d *backends.D
 		return false, nil
 	}
 	c.rollback(ctx, tx)
+	if s.Buffered < c.cfg.BufferAggregate && c.recount(ctx) {
+		return true, nil
+	}
 	if c.cfg.OnFull == Refuse {
 		return false, ErrFull
 	}
@@ -114,6 +117,17 @@ func (c *Consumer) ahead(ctx context.Context, tx backends.InboxTx, d *backends.D
 	}
 	c.log.Error("an aggregate was parked: too many messages wait for one that is missing", "topic", d.Topic, "expected", s.Expected)
 	return true, nil
+}
+
+// recount looks how many wait, since others may have handled what this process put
+// there. It reports whether there is room.
+func (c *Consumer) recount(ctx context.Context) bool {
+	b, err := c.upkeep.Backlog(ctx)
+	if err != nil {
+		return false
+	}
+	c.held.Store(b.Buffered)
+	return b.Buffered < int64(c.cfg.BufferTotal)
 }
 
 func (c *Consumer) aside(ctx context.Context, tx backends.InboxTx, reason string) error {

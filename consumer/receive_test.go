@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/outmill/outmill/backends"
+	"github.com/outmill/outmill/backends/stores/sqlite"
 	"github.com/outmill/outmill/consumer"
 )
 
@@ -183,6 +184,32 @@ func TestReceive_ASwallowedErrorIsAFailure(t *testing.T) {
 	require.Equal(t, 1, e.Attempts)
 	require.ErrorIs(t, e.Err, backends.ErrTransactionDone)
 	require.Empty(t, w.effects())
+}
+
+// SQLite rolls a transaction back when a statement of it is interrupted.
+func TestReceive_AnInterruptedStatementThatWasSwallowed(t *testing.T) {
+	w := sqliteWorld(t)
+	publish, times := true, 0
+	i := w.instance(consumer.Config{PublishTopic: "replies"}, func(msg *message.Message) ([]*message.Message, error) {
+		if times++; times > 2 {
+			return nil, nil
+		}
+		tx, _ := sqlite.TxFromContext(msg.Context())
+		ctx, cancel := context.WithTimeout(msg.Context(), 20*time.Millisecond)
+		defer cancel()
+		_, err := tx.ExecContext(ctx, `insert into effects (label) with recursive c(x) as (select 1 union all select x + 1 from c where x < 100000000) select x from c`)
+		require.Error(t, err)
+		if publish {
+			return []*message.Message{event("z", "1")}, nil
+		}
+		return nil, nil
+	})
+	require.ErrorIs(t, i.gives(consumer.Failed, order("a", 1)).Err, backends.ErrTransactionDone)
+	publish = false
+	require.ErrorIs(t, i.gives(consumer.Failed, order("a", 1)).Err, backends.ErrTransactionDone)
+	require.Empty(t, w.effects())
+	require.Empty(t, w.outbox())
+	i.gives(consumer.Processed, order("a", 1))
 }
 
 func TestWrap_OneHandlerForEachConsumer(t *testing.T) {

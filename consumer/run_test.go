@@ -225,6 +225,16 @@ func TestBuffer_HasLimits(t *testing.T) {
 		require.Equal(t, []string{"a/1", "a/2", "a/3"}, w.effects())
 		i.gives(consumer.Processed, order("a", 4))
 	})
+	// Another process handles what this one has put there.
+	timed(t, func(t *testing.T, w *world) {
+		one := w.instance(consumer.Config{BufferTotal: 1}, nil)
+		other := w.instance(consumer.Config{}, nil)
+		for n := int64(1); n < 9; n += 2 {
+			one.gives(consumer.Buffered, order("a", n+1))
+			other.gives(consumer.Processed, order("a", n))
+		}
+		require.Len(t, w.effects(), 8)
+	})
 	timed(t, func(t *testing.T, w *world) {
 		i := w.instance(consumer.Config{BufferAggregate: 2, OnFull: consumer.ParkFull}, nil)
 		i.gives(consumer.Buffered, order("a", 2))

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"modernc.org/sqlite"
@@ -162,8 +163,17 @@ func (t *inboxTx) Publish(ctx context.Context, topic string, msgs ...*message.Me
 	if err != nil || len(rows) == 0 {
 		return err
 	}
+	// 1. A handler's statement is interrupted: SQLite rolls all of it back.
+	// 2. The handler says nothing of it.
+	// 3. What is appended now would commit by itself.
+	if _, err := t.tx.ExecContext(context.WithoutCancel(ctx), "begin"); err == nil {
+		_, err = t.tx.ExecContext(context.WithoutCancel(ctx), "rollback")
+		return errors.Join(errInterrupted, err)
+	}
 	return mend(t.store.append(context.WithoutCancel(ctx), t.tx, rows))
 }
+
+var errInterrupted = fmt.Errorf("sqlite: inbox: %w: a statement of the handler was interrupted and the handler did not say so", backends.ErrTransactionDone)
 
 // Commit implements [inboxes.Native].
 func (t *inboxTx) Commit(context.Context) error {
@@ -171,6 +181,9 @@ func (t *inboxTx) Commit(context.Context) error {
 	err := t.tx.Commit()
 	if errors.Is(err, sql.ErrTxDone) {
 		return fmt.Errorf("sqlite: inbox: %w: the handler has ended it, which is the inbox's to do", backends.ErrTransactionDone)
+	}
+	if err != nil && strings.Contains(err.Error(), "no transaction is active") {
+		return errInterrupted
 	}
 	if err != nil {
 		// A commit that fails leaves the transaction open on the connection.
