@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PKG ?= ./...
-SERVICES ?= postgres kafka nats redis pgbouncer toxiproxy
+SERVICES ?= postgres mysql mariadb kafka rabbitmq nats redis pgbouncer toxiproxy
 BENCH_ARGS ?=
 TEST_ARGS ?=
 

@@ -26,6 +26,10 @@ var (
 	// ErrClosed comes from a store or broker that has been closed.
 	ErrClosed = errors.New("closed")
 
+	// ErrInboxTransaction comes from ending a transaction that an inbox gave to a
+	// handler: it ends when the handler returns.
+	ErrInboxTransaction = errors.New("the transaction belongs to the inbox")
+
 	// ErrParked comes from requeueing a single record out of the middle of a
 	// parked aggregate, which would break its order.
 	ErrParked = errors.New("the record's aggregate is parked: requeue the aggregate, or discard its first record")

@@ -1,5 +1,6 @@
-// Package middleware holds decorators for Watermill publishers that make
-// publishing to an outbox safer. Each checks or completes a message before it
+// Package middleware holds Watermill middlewares: [Inbox] for a router's handlers,
+// and decorators for publishers that make publishing to an outbox safer. Each
+// of those checks or completes a message before it
 // reaches the publisher underneath, so a fault costs nothing but an error: the
 // transaction stays usable.
 //

@@ -22,7 +22,7 @@ func init() { limit = 3 * time.Second }
 // The suite is tested too: each fault planted in a sound store must make the
 // cases that are named fail, and the sound store must pass them.
 func TestSuite_RejectsPlantedFaults(t *testing.T) {
-	for _, group := range []map[string]fault{faults, appendFaults, readFaults, operatorFaults} {
+	for _, group := range []map[string]fault{faults, appendFaults, readFaults, operatorFaults, inboxFaults} {
 		for name, f := range group {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

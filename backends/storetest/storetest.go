@@ -68,7 +68,7 @@ func Run(t *testing.T, open func(t testing.TB) Store) {
 
 func all() []testCase {
 	var cases []testCase
-	for _, group := range [][]testCase{appendCases, orderCases, readCases, leaseCases, settleCases, parkCases, stateCases} {
+	for _, group := range [][]testCase{appendCases, orderCases, readCases, leaseCases, settleCases, parkCases, stateCases, inboxCases, inboxDeadCases} {
 		cases = append(cases, group...)
 	}
 	return cases

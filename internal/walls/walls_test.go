@@ -31,7 +31,11 @@ func TestWalls_WhatAPackageLinks(t *testing.T) {
 		"backends/brokers/pubsub":   nil,
 		"backends/brokers/kafka":    {"github.com/twmb/franz-go"},
 		"backends/brokers/rabbitmq": {"github.com/rabbitmq"},
+		"backends/brokers/nats":     {"github.com/nats-io"},
+		"backends/brokers/redis":    {"github.com/redis"},
+		"backends/stores/mysql":     {"github.com/go-sql-driver", "github.com/pressly/goose"},
 		"tracing":                   {"go.opentelemetry.io"},
+		"consumer":                  nil,
 	} {
 		t.Run(pkg, func(t *testing.T) {
 			t.Parallel()

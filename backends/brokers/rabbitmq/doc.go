@@ -14,5 +14,5 @@
 //
 // A server that refuses one message takes the next. So an aggregate's records go
 // out one by one, each when the one before it is confirmed, while aggregates go
-// side by side. docs/decisions/0008 says more.
+// side by side. docs/decisions/0009 says more.
 package rabbitmq

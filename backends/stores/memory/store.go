@@ -42,6 +42,7 @@ type Store struct {
 	parked    map[string]backends.ParkedAggregate
 	dead      []backends.DeadLetter // by shard and id
 	archive   []archived            // by time of delivery
+	inboxes   map[string]*inbox     // by name
 	changes   int64                 // rises with each change that may make records readable
 }
 

@@ -36,6 +36,8 @@ type Tx struct {
 	done  bool
 	rows  []*row
 	drawn map[sequenceKey]int64 // the last number drawn from each sequence held
+
+	guarded bool // an inbox ends it
 }
 
 // Begin begins a transaction.
@@ -166,11 +168,18 @@ func (s *Store) sequence(key sequenceKey) *sequence {
 }
 
 // Commit makes what was appended visible.
-func (tx *Tx) Commit() error { return tx.end(true) }
+func (tx *Tx) Commit() error { return tx.ended(true) }
 
 // Rollback drops what was appended. After the end of the transaction it gives
 // [backends.ErrTransactionDone] and does nothing.
-func (tx *Tx) Rollback() error { return tx.end(false) }
+func (tx *Tx) Rollback() error { return tx.ended(false) }
+
+func (tx *Tx) ended(keep bool) error {
+	if tx.guarded {
+		return fmt.Errorf("memory: return nil to commit it and an error to roll it back: %w", backends.ErrInboxTransaction)
+	}
+	return tx.end(keep)
+}
 
 func (tx *Tx) end(keep bool) error {
 	tx.mu.Lock()

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/outmill/outmill/backends"
+	"github.com/outmill/outmill/backends/stores/internal/inboxes"
 )
 
 // Store is an outbox in a Postgres database. It is safe for concurrent use.
@@ -20,6 +21,7 @@ type Store struct {
 	names names
 	conns connector
 	stmts statements
+	inbox *inboxes.Dialect
 	owned *pgxpool.Pool // closed by Close
 
 	archiving bool
@@ -100,7 +102,7 @@ func newStore(conns connector, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	n := namesOf(cfg)
-	return &Store{cfg: cfg, names: n, conns: conns, stmts: newStatements(n), archiving: cfg.Retention > 0}, nil
+	return &Store{cfg: cfg, names: n, conns: conns, stmts: newStatements(n), inbox: inboxDialect(n), archiving: cfg.Retention > 0}, nil
 }
 
 // Close closes what Open made and nothing else. It waits for calls under way. The

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"strings"
 
 	"github.com/pressly/goose/v3"
@@ -14,6 +15,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/outmill/outmill/backends"
+	"github.com/outmill/outmill/backends/stores/internal/inboxes"
 	"github.com/outmill/outmill/backends/stores/internal/migration"
 )
 
@@ -22,6 +24,8 @@ type names struct {
 	prefix string
 
 	outbox, sequences, forwarders, shards, parked, dead, archive, changes, migrations string
+
+	inbox inboxes.Tables
 }
 
 func namesOf(prefix string) names {
@@ -32,6 +36,10 @@ func namesOf(prefix string) names {
 		shards: table("outbox_shards"), parked: table("outbox_parked"), dead: table("outbox_dead"),
 		archive: table("outbox_archive"), changes: table("outbox_changes"),
 		migrations: prefix + "outbox_migrations", // goose quotes nothing; the prefix needs none
+		inbox: inboxes.Tables{
+			Inbox: table("inbox"), Sequences: table("inbox_sequences"), Buffer: table("inbox_buffer"),
+			Dead: table("inbox_dead"), Failures: table("inbox_failures"), Skipped: table("inbox_skipped"),
+		},
 	}
 }
 
@@ -42,17 +50,16 @@ func (s *Store) migrations() (migration.Set, error) {
 	files, err := fs.Sub(migrationFiles, "migrations")
 	index := func(name string) string { return `"` + s.names.prefix + name + `"` }
 	n := s.names
-	return migration.Set{
-		Dialect: goose.DialectSQLite3, Files: files, Table: n.migrations,
-		Names: map[string]string{
-			"{{outbox}}": n.outbox, "{{sequences}}": n.sequences, "{{forwarders}}": n.forwarders, "{{shards}}": n.shards,
-			"{{parked}}": n.parked, "{{dead}}": n.dead, "{{archive}}": n.archive, "{{changes}}": n.changes,
-			"{{outbox_shard}}":      index("outbox_shard"),
-			"{{outbox_delayed}}":    index("outbox_delayed"),
-			"{{dead_aggregate}}":    index("outbox_dead_aggregate"),
-			"{{archive_delivered}}": index("outbox_archive_delivered"),
-		},
-	}, err
+	names := n.inbox.Placeholders(index)
+	maps.Copy(names, map[string]string{
+		"{{outbox}}": n.outbox, "{{sequences}}": n.sequences, "{{forwarders}}": n.forwarders, "{{shards}}": n.shards,
+		"{{parked}}": n.parked, "{{dead}}": n.dead, "{{archive}}": n.archive, "{{changes}}": n.changes,
+		"{{outbox_shard}}":      index("outbox_shard"),
+		"{{outbox_delayed}}":    index("outbox_delayed"),
+		"{{dead_aggregate}}":    index("outbox_dead_aggregate"),
+		"{{archive_delivered}}": index("outbox_archive_delivered"),
+	})
+	return migration.Set{Dialect: goose.DialectSQLite3, Files: files, Table: n.migrations, Names: names}, err
 }
 
 // migrateTries is how often Migrate looks again after another process was faster.

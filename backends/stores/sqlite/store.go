@@ -14,6 +14,7 @@ import (
 	_ "modernc.org/sqlite" // the driver
 
 	"github.com/outmill/outmill/backends"
+	"github.com/outmill/outmill/backends/stores/internal/inboxes"
 	"github.com/outmill/outmill/backends/stores/internal/records"
 )
 
@@ -66,6 +67,7 @@ type Store struct {
 	names names
 	db    *sql.DB // writes
 	reads *sql.DB // the same where the caller gave the handle
+	inbox *inboxes.Dialect
 
 	inUse   inUse
 	owned   bool
@@ -143,7 +145,8 @@ func newStore(db, reads *sql.DB, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Store{cfg: cfg, names: namesOf(cfg.Prefix), db: db, reads: reads}, nil
+	n := namesOf(cfg.Prefix)
+	return &Store{cfg: cfg, names: n, db: db, reads: reads, inbox: inboxDialect(n)}, nil
 }
 
 // DB is the handle for writing. It is the application's too: one connection, so
