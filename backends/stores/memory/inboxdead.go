@@ -144,8 +144,8 @@ func (t *inboxTx) Buried(_ context.Context, d *backends.Delivery) (bool, error) 
 	return slices.ContainsFunc(t.box.dead, func(l *backends.InboxDead) bool { return same(&l.Delivery, d) }), nil
 }
 
-// Skip implements [inboxes.Letters].
-func (t *inboxTx) Skip(_ context.Context, key backends.InboxKey, from, to int64) error {
+// PassOver implements [inboxes.Letters].
+func (t *inboxTx) PassOver(_ context.Context, key backends.InboxKey, from, to int64) error {
 	add(t, &t.box.skipped, &skip{key, from, to})
 	return nil
 }

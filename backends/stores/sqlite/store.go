@@ -11,7 +11,8 @@ import (
 	"sync"
 	"time"
 
-	_ "modernc.org/sqlite" // the driver
+	sqlitedriver "modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/stores/internal/inboxes"
@@ -110,13 +111,31 @@ func Open(ctx context.Context, path string, cfg Config) (*Store, error) {
 	reads.SetMaxIdleConns(4)
 	s, err := newStore(db, reads, cfg)
 	if err == nil {
-		err = mend(db.PingContext(ctx)) // makes the file, and finds out if it cannot be
+		err = first(ctx, db)
 	}
 	if err != nil {
 		return nil, errors.Join(err, db.Close(), reads.Close())
 	}
 	s.owned = true
 	return s, nil
+}
+
+// first makes the file, and finds out if it cannot be. Of several that set a new
+// file up at once some are turned away at once, whatever busy_timeout says: to
+// change the journal's mode takes a lock that is not waited for.
+func first(ctx context.Context, db *sql.DB) error {
+	for end := time.Now().Add(busyTimeout); ; {
+		err := mend(db.PingContext(ctx))
+		var e *sqlitedriver.Error
+		if !errors.As(err, &e) || e.Code()&0xff != sqlite3.SQLITE_BUSY || time.Now().After(end) {
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 func dsn(path, begin string) string {

@@ -186,7 +186,7 @@ func (i *Inbox) resolve(ctx context.Context, tx Tx, row Row, how backends.GapAct
 	case backends.GapAdopt:
 		row.Started = lowest
 	default:
-		if err := tx.Skip(ctx, row.InboxKey, row.Last+1, lowest-1); err != nil {
+		if err := tx.PassOver(ctx, row.InboxKey, row.Last+1, lowest-1); err != nil {
 			return err
 		}
 	}

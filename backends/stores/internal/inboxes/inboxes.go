@@ -93,7 +93,7 @@ type Buffer interface {
 type Letters interface {
 	Bury(ctx context.Context, d *backends.Delivery, attempts int, reason, text string) error
 	Buried(ctx context.Context, d *backends.Delivery) (bool, error)
-	Skip(ctx context.Context, key backends.InboxKey, from, to int64) error
+	PassOver(ctx context.Context, key backends.InboxKey, from, to int64) error
 	Skipped(ctx context.Context, key backends.InboxKey, sequence int64) (bool, error)
 	Dead
 }

@@ -119,7 +119,7 @@ func (i *Inbox) goOnAfter(ctx context.Context, tx Tx, row *Row, sequence int64) 
 	if sequence <= row.Last {
 		return nil
 	}
-	if err := tx.Skip(ctx, row.InboxKey, row.Last+1, sequence); err != nil {
+	if err := tx.PassOver(ctx, row.InboxKey, row.Last+1, sequence); err != nil {
 		return err
 	}
 	row.Last, row.MessageID = sequence, ""

@@ -22,8 +22,8 @@ func (s SQL) Buried(ctx context.Context, d *backends.Delivery) (bool, error) {
 		s.Consumer, d.Topic, d.Aggregate, d.Sequence, d.MessageID)
 }
 
-// Skip implements [Letters].
-func (s SQL) Skip(ctx context.Context, key backends.InboxKey, from, to int64) error {
+// PassOver implements [Letters].
+func (s SQL) PassOver(ctx context.Context, key backends.InboxKey, from, to int64) error {
 	_, err := s.exec(ctx, `insert into {skipped} (consumer, topic, aggregate, low, high) values (?, ?, ?, ?, ?)`,
 		s.Consumer, key.Topic, key.Aggregate, from, to)
 	return err
