@@ -13,6 +13,8 @@ const (
 	PgBouncerURL = "OUTMILL_PGBOUNCER_URL"
 	KafkaBrokers = "OUTMILL_KAFKA_BROKERS"
 	Toxiproxy    = "OUTMILL_TOXIPROXY_ADDR"
+	MySQLDSN     = "OUTMILL_MYSQL_DSN"
+	MariaDBDSN   = "OUTMILL_MARIADB_DSN"
 
 	// Required makes a missing server a failure.
 	Required = "OUTMILL_TEST_SERVICES"
