@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"errors"
 	"strings"
 	"testing"
 
@@ -124,4 +125,16 @@ func msg(aggregate, payload string) *message.Message {
 		backends.SetAggregate(m, aggregate)
 	}
 	return m
+}
+
+// publish appends in a transaction of its own.
+func publish(ctx context.Context, s *mysql.Store, topic string, msgs ...*message.Message) error {
+	tx, err := s.DB().BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := s.Publisher(tx).Publish(topic, msgs...); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
 }
