@@ -34,11 +34,12 @@ type floors struct {
 
 	slow    int // reads in a row
 	active  bool
+	pause   time.Duration // between note and probe
 	notedAt time.Time
 }
 
 const (
-	settleDown = time.Second // between note and probe
+	settleDown = time.Second
 
 	// A scan is slow that takes longer than both.
 	slowScan = 10 * time.Millisecond
@@ -47,7 +48,7 @@ const (
 )
 
 func (f *floors) reset() {
-	*f = floors{met: f.met, owned: f.owned, top: f.top, active: f.active}
+	*f = floors{met: f.met, owned: f.owned, top: f.top, active: f.active, pause: f.pause}
 }
 
 // own takes a lease over: a gained shard has no floor.
@@ -92,7 +93,7 @@ func (f *floors) advance() {
 // probe looks whether the noted rows are decided, and notes the next.
 func (r *reader) probe(ctx context.Context, lease backends.Lease, now time.Time) error {
 	f := &r.floors
-	if !f.active || now.Sub(f.notedAt) < settleDown {
+	if !f.active || now.Sub(f.notedAt) < f.pause {
 		return nil
 	}
 	var ranges []string

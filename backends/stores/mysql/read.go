@@ -29,7 +29,7 @@ type reader struct {
 
 // Reader implements [backends.Outbox].
 func (s *Store) Reader() backends.Reader {
-	return &reader{store: s, scan: scan.New(), requeues: -1}
+	return &reader{store: s, scan: scan.New(), requeues: -1, floors: floors{pause: settleDown}}
 }
 
 // Read implements [backends.Reader]. All statements of a read see one snapshot:
@@ -89,7 +89,9 @@ func (r *reader) inSnapshot(ctx context.Context, do func() ([]backends.Record, e
 	r.snapshot = tx
 	defer func() { r.snapshot = nil }()
 	var requeues int64
-	if err := tx.QueryRowContext(ctx, "select n from "+r.store.names.state+" where name = 'requeues'").Scan(&requeues); err != nil {
+	filled, began := true, time.Now()
+	err = tx.QueryRowContext(ctx, "select n, "+r.any()+" from "+r.store.names.state+" where name = 'requeues'").Scan(&requeues, &filled)
+	if err != nil {
 		return nil, err
 	}
 	if requeues != r.requeues {
@@ -97,11 +99,24 @@ func (r *reader) inSnapshot(ctx context.Context, do func() ([]backends.Record, e
 		r.floors.reset()
 		r.requeues = requeues
 	}
+	if !filled {
+		r.floors.timed(time.Since(began), 0)
+		return nil, tx.Commit()
+	}
 	out, err := do()
 	if err != nil {
 		return nil, err
 	}
 	return out, tx.Commit()
+}
+
+// any asks whether the table holds a row at all, which is the cheapest question
+// where it is empty. Not so where it is full of settled rows.
+func (r *reader) any() string {
+	if r.floors.active {
+		return "true"
+	}
+	return "exists (select 1 from " + r.store.names.outbox + ")"
 }
 
 // union is how many shards one statement reads.

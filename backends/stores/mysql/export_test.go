@@ -1,0 +1,22 @@
+package mysql
+
+import (
+	"time"
+
+	"github.com/outmill/outmill/backends"
+)
+
+// UseFloors makes a reader put floors in from its first read on.
+func UseFloors(r backends.Reader, pause time.Duration) {
+	f := &r.(*reader).floors
+	f.active, f.pause = true, pause
+}
+
+// Floor is from where a reader reads a shard.
+func Floor(r backends.Reader, shard int) int64 { return r.(*reader).floors.safe[shard] }
+
+// Accounts reports whether a reader's memory accounts for a row that was there
+// at its last read.
+func Accounts(r backends.Reader, rec *backends.Record) bool {
+	return r.(*reader).scan.Accounts(rec.Ref, rec.Aggregate, rec.Topic)
+}
