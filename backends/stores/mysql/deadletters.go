@@ -149,7 +149,9 @@ func (s *Store) Discard(ctx context.Context, t backends.DeadTarget) (int, error)
 	})
 }
 
-func thisDead(r backends.Ref) string { return fmt.Sprintf(" where shard = %d and id = %d", r.Shard, r.ID) }
+func thisDead(r backends.Ref) string {
+	return fmt.Sprintf(" where shard = %d and id = %d", r.Shard, r.ID)
+}
 
 // mendDead runs an operator's change in a transaction.
 func (s *Store) mendDead(ctx context.Context, what string, t backends.DeadTarget, change func(*sql.Conn) (int, error)) (n int, err error) {

@@ -119,8 +119,8 @@ func (r *reader) probe(ctx context.Context, lease backends.Lease, now time.Time)
 	return nil
 }
 
-// undecided reports whether a transaction has a row of the ranges open. Its locks
-// are shared, on rows that are there, and gone when it returns.
+// undecided reports whether a transaction has a row of the ranges open. It locks
+// rows that are there and no gap, and nothing when it returns.
 func (r *reader) undecided(ctx context.Context, ranges []string) (bool, error) {
 	conn, err := r.store.db.Conn(ctx)
 	if err != nil {

@@ -63,11 +63,11 @@ func (r *reader) read(ctx context.Context, lease backends.Lease, want backends.W
 		r.scan.Lower(l.Shard, r.floors.safe[l.Shard])
 	}
 	r.scan.SafetyNet(now)
-	parked := []backends.Ref{}
+	var parked []*backends.Record
 	out, err := r.inSnapshot(ctx, func() ([]backends.Record, error) {
 		return r.scan.Fill(ctx, lease, want, func(ctx context.Context, lease backends.Lease, want backends.Want) (scan.Result, error) {
-			got, err := r.round(ctx, lease, want)
-			parked = append(parked, got.Parked...)
+			got, met, err := r.round(ctx, lease, want)
+			parked = append(parked, met...)
 			return got, err
 		})
 	})
@@ -122,8 +122,9 @@ func (r *reader) any() string {
 // union is how many shards one statement reads.
 const union = 16
 
-// round reads once. Shards read to their end in this snapshot hold nothing more.
-func (r *reader) round(ctx context.Context, lease backends.Lease, want backends.Want) (scan.Result, error) {
+// round reads once, and names what it met of parked aggregates. Shards read to
+// their end in this snapshot hold nothing more.
+func (r *reader) round(ctx context.Context, lease backends.Lease, want backends.Want) (got scan.Result, parked []*backends.Record, err error) {
 	asks := r.scan.Allot(lease, want)
 	found := scan.NewFound(want.Limit, want.MaxBytes)
 	skip := r.skips(want)
@@ -135,16 +136,20 @@ func (r *reader) round(ctx context.Context, lease backends.Lease, want backends.
 		}
 		if len(parts) == union || i == len(asks)-1 && len(parts) > 0 {
 			if err := query(ctx, r.snapshot, r.take(found), strings.Join(parts, "\nunion all\n")); err != nil {
-				return scan.Result{}, err
+				return scan.Result{}, nil, err
 			}
 			parts = parts[:0]
 		}
 	}
 	r.floors.timed(time.Since(began), len(found.Rows))
 	for i := range found.Rows {
-		r.floors.saw(found.Rows[i].Ref)
+		row := &found.Rows[i]
+		r.floors.saw(row.Ref)
+		if row.Parked {
+			parked = append(parked, &row.Record)
+		}
 	}
-	return r.scan.Adopt(asks, found, time.Now()), nil
+	return r.scan.Adopt(asks, found, time.Now()), parked, nil
 }
 
 // skips is the condition that leaves out what is held back.

@@ -4,37 +4,33 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/outmill/outmill/backends"
 	"github.com/outmill/outmill/backends/stores/internal/records"
 )
 
-const movedColumns = `shard, id, message_id, topic, aggregate, sequence, payload, metadata, created_at`
+const (
+	movedColumns  = `shard, id, message_id, topic, aggregate, sequence, payload, metadata, created_at`
+	pickedColumns = `o.shard, o.id, o.message_id, o.topic, o.aggregate, o.sequence, o.payload, o.metadata, o.created_at`
+)
 
 // Settle implements [backends.Reader].
 func (r *reader) Settle(ctx context.Context, lease backends.Lease, outcomes []backends.Outcome) error {
-	var delivered []backends.Ref
+	var delivered []*backends.Record
 	var others []backends.Outcome
-	var newest time.Time
 	for i, o := range outcomes {
 		switch {
 		case o.Record == nil || o.Action < backends.Delivered || o.Action > backends.Release:
 			return fmt.Errorf("mysql: settle: outcome %d names no record or no known action (%d)", i, o.Action)
 		case o.Action == backends.Delivered:
-			delivered = append(delivered, o.Record.Ref)
+			delivered = append(delivered, o.Record)
 		case o.Action != backends.Release:
 			others = append(others, o)
 		}
-		if o.Record.CreatedAt.After(newest) {
-			newest = o.Record.CreatedAt
-		}
 	}
 	held := map[int]bool{}
-	if err := r.store.settle(ctx, lease, delivered, others, newest, held); err != nil {
+	if err := r.store.settle(ctx, lease, delivered, others, held); err != nil {
 		r.scan.Unknown(outcomes)
 		r.floors.reset()
 		return fmt.Errorf("mysql: settle: %w", mend(err))
@@ -47,18 +43,17 @@ func (r *reader) Settle(ctx context.Context, lease backends.Lease, outcomes []ba
 
 // settle records outcomes in one transaction. Deliveries alone are one statement,
 // which leaves nothing locked however this program fares.
-func (s *Store) settle(ctx context.Context, lease backends.Lease, delivered []backends.Ref, others []backends.Outcome, newest time.Time, held map[int]bool) error {
-	where := these(delivered, newest)
+func (s *Store) settle(ctx context.Context, lease backends.Lease, delivered []*backends.Record, others []backends.Outcome, held map[int]bool) error {
 	switch {
 	case len(delivered)+len(others) == 0:
 		return nil
 	case len(others) == 0 && s.cfg.Retention == 0:
-		return s.deleteAlone(ctx, where)
+		return s.deleteAlone(ctx, s.pick(delivered...))
 	}
 	return s.write(ctx, func(c *sql.Conn) error {
 		clear(held)
 		if len(delivered) > 0 {
-			if err := s.deliver(ctx, c, where); err != nil {
+			if err := s.deliver(ctx, c, s.pick(delivered...)); err != nil {
 				return err
 			}
 		}
@@ -72,7 +67,7 @@ func (s *Store) settle(ctx context.Context, lease backends.Lease, delivered []ba
 			if !held[o.Record.Shard] {
 				continue
 			}
-			if err := s.fail(ctx, c, o, newest); err != nil {
+			if err := s.fail(ctx, c, o); err != nil {
 				return err
 			}
 		}
@@ -80,33 +75,16 @@ func (s *Store) settle(ctx context.Context, lease backends.Lease, delivered []ba
 	})
 }
 
-// these is the condition that names records, shard by shard, ascending. Nothing
-// that was made later than the newest of them can be meant: after a crash, ids
-// that had not reached the disk are handed out again.
-func these(refs []backends.Ref, newest time.Time) string {
-	byShard := map[int][]int64{}
-	for _, ref := range refs {
-		byShard[ref.Shard] = append(byShard[ref.Shard], ref.ID)
-	}
-	parts := make([]string, 0, len(byShard))
-	for _, shard := range slices.Sorted(maps.Keys(byShard)) {
-		ids := byShard[shard]
-		slices.Sort(ids)
-		parts = append(parts, fmt.Sprintf("shard = %d and id in (%s)", shard, integers(ids)))
-	}
-	return " where (" + strings.Join(parts, " or ") + ") and created_at <= '" + newest.UTC().Format("2006-01-02 15:04:05.999999") + "'"
-}
-
-func (s *Store) deleteAlone(ctx context.Context, where string) error {
+func (s *Store) deleteAlone(ctx context.Context, p picked) error {
 	for try := 1; ; try++ {
-		err := s.deleteOnce(ctx, where)
+		err := s.deleteOnce(ctx, p)
 		if try == deadlockTries || !numbered(err, errDeadlock) {
 			return err
 		}
 	}
 }
 
-func (s *Store) deleteOnce(ctx context.Context, where string) error {
+func (s *Store) deleteOnce(ctx context.Context, p picked) error {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return err
@@ -115,19 +93,19 @@ func (s *Store) deleteOnce(ctx context.Context, where string) error {
 	if _, err := conn.ExecContext(ctx, readCommitted); err != nil {
 		return err
 	}
-	_, err = conn.ExecContext(ctx, "delete from "+s.names.outbox+where)
+	_, err = conn.ExecContext(ctx, p.remove())
 	return err
 }
 
 // deliver removes records, or moves them to the archive.
-func (s *Store) deliver(ctx context.Context, c *sql.Conn, where string) error {
+func (s *Store) deliver(ctx context.Context, c *sql.Conn, p picked) error {
 	if s.cfg.Retention > 0 {
-		if _, err := c.ExecContext(ctx, "insert ignore into "+s.names.archive+" ("+movedColumns+", delivered_at) select "+movedColumns+
-			", utc_timestamp(6) from "+s.names.outbox+where+" for update"); err != nil {
+		if _, err := c.ExecContext(ctx, "insert ignore into "+s.names.archive+" ("+movedColumns+", delivered_at) select "+pickedColumns+
+			", utc_timestamp(6) from"+p.from+p.where); err != nil {
 			return err
 		}
 	}
-	_, err := c.ExecContext(ctx, "delete from "+s.names.outbox+where)
+	_, err := c.ExecContext(ctx, p.remove())
 	return err
 }
 
@@ -148,80 +126,37 @@ func (s *Store) fence(ctx context.Context, c *sql.Conn, lease backends.Lease, ot
 		was, leased := lease.Epoch(l.Shard)
 		held[l.Shard] = leased && was == l.Epoch && string(owner) == lease.Owner
 		return nil
-	}, "select shard, epoch, owner from "+s.names.shards+" where shard in ("+integers(slices.Compact(shards))+") order by shard lock in share mode")
+	}, "select shard, epoch, owner from "+s.names.shards+" force index (primary) where shard in ("+integers(slices.Compact(shards))+") order by shard lock in share mode")
 }
 
 // fail records a failed attempt, or gives the record up.
-func (s *Store) fail(ctx context.Context, c *sql.Conn, o backends.Outcome, newest time.Time) error {
+func (s *Store) fail(ctx context.Context, c *sql.Conn, o backends.Outcome) error {
 	reason, attempts := []byte(records.ErrorText(o.Err)), o.Record.Attempts+1
-	where := these([]backends.Ref{o.Record.Ref}, newest)
+	p := s.pick(o.Record)
 	if o.Action == backends.Retry {
-		_, err := c.ExecContext(ctx, `update `+s.names.outbox+` set attempts = ?, last_error = ?, next_attempt_at = utc_timestamp(6) + interval ? microsecond`+where,
+		_, err := c.ExecContext(ctx, `update`+p.from+` set o.attempts = ?, o.last_error = ?, o.next_attempt_at = utc_timestamp(6) + interval ? microsecond`+p.where,
 			attempts, reason, o.After.Microseconds())
 		return err
 	}
 	if o.Action == backends.Park {
 		// An existing marker is locked too, so that no requeue comes between.
 		if _, err := c.ExecContext(ctx, `insert into `+s.names.parked+` (aggregate, parked_at, reason)
-select aggregate, utc_timestamp(6), ? from `+s.names.outbox+where+` and aggregate is not null
+select o.aggregate, utc_timestamp(6), ? from`+p.from+p.where+` and o.aggregate is not null
 on duplicate key update reason = `+s.names.parked+`.reason`, reason); err != nil {
 			return err
 		}
 	}
-	_, err := s.bury(ctx, c, where, attempts, reason)
-	return err
+	return s.bury(ctx, c, p, attempts, reason)
 }
 
 // bury moves records to the dead letters. Where attempts and reason are nil, the
 // record's own stand.
-func (s *Store) bury(ctx context.Context, c *sql.Conn, where string, attempts, reason any) (int, error) {
+func (s *Store) bury(ctx context.Context, c *sql.Conn, p picked, attempts, reason any) error {
 	if _, err := c.ExecContext(ctx, `insert into `+s.names.dead+` (`+movedColumns+`, attempts, last_error, dead_at)
-select `+movedColumns+`, coalesce(?, attempts), coalesce(?, last_error), utc_timestamp(6) from `+s.names.outbox+where+` for update`,
+select `+pickedColumns+`, coalesce(?, o.attempts), coalesce(?, o.last_error), utc_timestamp(6) from`+p.from+p.where,
 		attempts, reason); err != nil {
-		return 0, err
-	}
-	res, err := c.ExecContext(ctx, `delete from `+s.names.outbox+where)
-	if err != nil {
-		return 0, err
-	}
-	n, err := res.RowsAffected()
-	return int(n), err
-}
-
-// setAside moves records of parked aggregates to the dead letters.
-//
-// 1. A reader meets a record of a parked aggregate.
-// 2. Someone requeues the aggregate: its marker goes.
-// 3. Moved now, the record would be stranded. So the marker is locked, and what
-// has none any more, or one that is being taken away, stays.
-func (r *reader) setAside(ctx context.Context, refs []backends.Ref) error {
-	if len(refs) == 0 {
-		return nil
-	}
-	s := r.store
-	where := these(refs, time.Now().AddDate(100, 0, 0))
-	return s.write(ctx, func(c *sql.Conn) error {
-		var marked []string
-		err := query(ctx, c, func(scan func(...any) error) error {
-			var aggregate []byte
-			err := scan(&aggregate)
-			marked = append(marked, string(aggregate))
-			return err
-		}, "select aggregate from "+s.names.parked+" where aggregate in (select aggregate from "+s.names.outbox+where+") order by aggregate")
-		if err != nil || len(marked) == 0 {
-			return err
-		}
-		var locked []string
-		err = query(ctx, c, func(scan func(...any) error) error {
-			var aggregate []byte
-			err := scan(&aggregate)
-			locked = append(locked, string(aggregate))
-			return err
-		}, "select aggregate from "+s.names.parked+" where aggregate in ("+literals(marked)+") order by aggregate for update skip locked")
-		if err != nil || len(locked) == 0 {
-			return err
-		}
-		_, err = s.bury(ctx, c, where+" and aggregate in ("+literals(locked)+")", nil, nil)
 		return err
-	})
+	}
+	_, err := c.ExecContext(ctx, p.remove())
+	return err
 }
