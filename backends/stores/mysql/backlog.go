@@ -28,7 +28,7 @@ func (s *Store) backlog(ctx context.Context) (b backends.Backlog, err error) {
 	var waiting, age int64
 	err = s.db.QueryRowContext(ctx, fmt.Sprintf(`select count(*), coalesce(sum(next_attempt_at > utc_timestamp(6)), 0),
 coalesce(timestampdiff(microsecond, min(created_at), utc_timestamp(6)), 0)
-from (select next_attempt_at, created_at from %s force index (primary) limit %d) c`, n.outbox, countCap+1)).Scan(&waiting, &b.Delayed, &age)
+from (select next_attempt_at, created_at from %s force index (primary) where id > 0 limit %d) c`, n.outbox, countCap+1)).Scan(&waiting, &b.Delayed, &age)
 	if err == nil && waiting > countCap {
 		age, err = s.oldest(ctx)
 	}
@@ -60,7 +60,7 @@ from (select next_attempt_at, created_at from %s force index (primary) limit %d)
 func (s *Store) oldest(ctx context.Context) (age int64, err error) {
 	parts := make([]string, backends.Shards)
 	for shard := range parts {
-		parts[shard] = fmt.Sprintf("(select created_at from %s where shard = %d order by id limit 1)", s.names.outbox, shard)
+		parts[shard] = fmt.Sprintf("(select created_at from %s where shard = %d and id > 0 order by id limit 1)", s.names.outbox, shard)
 	}
 	err = s.db.QueryRowContext(ctx, "select coalesce(timestampdiff(microsecond, min(created_at), utc_timestamp(6)), 0) from ("+
 		strings.Join(parts, " union all ")+") f").Scan(&age)

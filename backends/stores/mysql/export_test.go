@@ -14,9 +14,3 @@ func UseFloors(r backends.Reader, pause time.Duration) {
 
 // Floor is from where a reader reads a shard.
 func Floor(r backends.Reader, shard int) int64 { return r.(*reader).floors.safe[shard] }
-
-// Accounts reports whether a reader's memory accounts for a row that was there
-// at its last read.
-func Accounts(r backends.Reader, rec *backends.Record) bool {
-	return r.(*reader).scan.Accounts(rec.Ref, rec.Aggregate, rec.Topic)
-}

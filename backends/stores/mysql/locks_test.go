@@ -238,6 +238,9 @@ func drainUntil(t *testing.T, s *mysql.Store, done <-chan struct{}) map[string]i
 		got, err := reader.Read(t.Context(), lease, backends.Want{Limit: 500})
 		require.NoError(t, err)
 		for _, rec := range got {
+			if rec.Aggregate == "" {
+				continue
+			}
 			require.Equal(t, last[rec.Aggregate]+1, rec.Sequence, rec.Aggregate)
 			last[rec.Aggregate] = rec.Sequence
 		}

@@ -92,10 +92,10 @@ func (s *Store) MigrationSQL() (string, error) {
 	}
 	text += fmt.Sprintf(`
 create table if not exists %[1]s (
-    id         serial primary key,
-    version_id bigint    not null,
-    is_applied boolean   not null,
-    tstamp     timestamp not null default current_timestamp
+    id         bigint unsigned not null auto_increment primary key,
+    version_id bigint          not null,
+    is_applied boolean         not null,
+    tstamp     datetime        default current_timestamp
 );
 insert into %[1]s (version_id, is_applied) values (0, true)`, s.names.migrations)
 	for v := range latest {

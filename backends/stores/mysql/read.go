@@ -116,7 +116,7 @@ func (r *reader) any() string {
 	if r.floors.active {
 		return "true"
 	}
-	return "exists (select 1 from " + r.store.names.outbox + ")"
+	return r.store.filled()
 }
 
 // union is how many shards one statement reads.

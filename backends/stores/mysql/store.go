@@ -92,6 +92,7 @@ func parseDSN(dsn string) (*mysql.Config, error) {
 			faults = append(faults, fmt.Errorf("mysql: the DSN's parameter %q is spelt otherwise: see the driver's documentation, case counts", name))
 		}
 	}
+	c.Logger = &mysql.NopLogger{} // what it would log comes back as an error
 	if !strings.Contains(dsn, "interpolateParams") {
 		c.InterpolateParams = true
 	}

@@ -50,3 +50,8 @@ from %s where name = 'requeues'`, s.names.outbox, s.names.prefix, s.marks.past()
 		return fresh, nil
 	}
 }
+
+// filled asks whether the outbox holds a row.
+func (s *Store) filled() string {
+	return fmt.Sprintf("exists (select 1 from %s force index (%soutbox_id) where id > 0)", s.names.outbox, s.names.prefix)
+}

@@ -16,8 +16,20 @@ create table if not exists {{outbox}} (
     last_error      varbinary(512),
     primary key (shard, id),
     key {{outbox_id}} (id),
-    constraint {{outbox_shard}} check (shard <= 63)
+    constraint {{outbox_shard}} check (shard <= 63 or topic = '')
 ) engine = InnoDB, row_format = dynamic;
+
+-- Posts: one row in front of each shard and one behind the last, which are no
+-- messages. A scan of a shard ends at the next row that it can see, and where
+-- settled rows are kept for an old read view, that may be far away.
+insert ignore into {{outbox}} (shard, id, message_id, topic, payload, metadata, created_at)
+select s.n, -1, '', '', '', '{}', utc_timestamp(6)
+from (select a.n + 8 * b.n as n
+      from (select 0 as n union all select 1 union all select 2 union all select 3
+            union all select 4 union all select 5 union all select 6 union all select 7) a,
+           (select 0 as n union all select 1 union all select 2 union all select 3
+            union all select 4 union all select 5 union all select 6 union all select 7) b
+      union all select 64) s;
 
 create table if not exists {{sequences}} (
     topic     varbinary(255) not null,
