@@ -43,17 +43,7 @@ func TestAppend_LocksNoGap(t *testing.T) {
 				require.NoError(t, s.Publisher(tx).Publish("t", msg("b", "2")))
 				require.NoError(t, s.Publisher(tx).Publish("t", msg("a", "1"), msg("b", "2"), msg("c", "1"), msg("e", "1"), msg("", "1")))
 			}
-			var modes []string
-			rows, err := tx.QueryContext(t.Context(), `select concat(lock_type, ' ', lock_mode) from performance_schema.data_locks
-where engine_transaction_id = (select trx_id from information_schema.innodb_trx where trx_mysql_thread_id = connection_id())`)
-			require.NoError(t, err)
-			for rows.Next() {
-				var mode string
-				require.NoError(t, rows.Scan(&mode))
-				modes = append(modes, mode)
-			}
-			require.NoError(t, rows.Err())
-			require.NoError(t, rows.Close())
+			modes := locksOf(t, tx)
 			slices.Sort(modes)
 			modes = slices.Compact(modes)
 			require.NotEmpty(t, modes)
@@ -61,6 +51,21 @@ where engine_transaction_id = (select trx_id from information_schema.innodb_trx 
 			require.NoError(t, tx.Rollback())
 		})
 	}
+}
+
+// locksOf asks the server what a transaction has locked.
+func locksOf(t *testing.T, tx *sql.Tx) (modes []string) {
+	t.Helper()
+	rows, err := tx.QueryContext(t.Context(), `select concat(lock_type, ' ', lock_mode) from performance_schema.data_locks where thread_id = ps_current_thread_id()`)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, rows.Close()) }()
+	for rows.Next() {
+		var mode string
+		require.NoError(t, rows.Scan(&mode))
+		modes = append(modes, mode)
+	}
+	require.NoError(t, rows.Err())
+	return modes
 }
 
 // Whoever appends for other aggregates never waits: not for a transaction that
