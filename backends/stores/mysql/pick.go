@@ -22,6 +22,7 @@ func (s *Store) pick(recs ...*backends.Record) picked {
 	slices.SortFunc(recs, func(x, y *backends.Record) int {
 		return cmp.Or(cmp.Compare(x.Shard, y.Shard), cmp.Compare(x.ID, y.ID))
 	})
+	recs = slices.CompactFunc(recs, func(x, y *backends.Record) bool { return x.Ref == y.Ref })
 	list := make([]byte, 0, 32*len(recs))
 	for i, r := range recs {
 		if i > 0 {
@@ -40,19 +41,21 @@ func (s *Store) pick(recs ...*backends.Record) picked {
 // remove is the statement that deletes what was picked.
 func (p picked) remove() string { return "delete o from" + p.from + p.where }
 
-// setAside moves records of parked aggregates to the dead letters.
+// setAside moves records of parked aggregates to the dead letters, and says
+// whether it moved any.
 //
 // 1. A reader meets a record of a parked aggregate.
 // 2. Someone requeues the aggregate: its marker goes.
 // 3. Moved now, the record would be stranded. So the marker is locked, and what
 // has none any more, or one that is being taken away, stays.
-func (r *reader) setAside(ctx context.Context, recs []*backends.Record) error {
+func (r *reader) setAside(ctx context.Context, recs []*backends.Record) (moved bool, err error) {
 	if len(recs) == 0 {
-		return nil
+		return false, nil
 	}
 	s := r.store
 	p := s.pick(recs...)
-	return s.write(ctx, func(c *sql.Conn) error {
+	err = s.write(ctx, func(c *sql.Conn) error {
+		moved = false
 		marked, err := strs(ctx, c, "select distinct o.aggregate from"+p.from+p.where+" and o.aggregate in (select aggregate from "+s.names.parked+") order by o.aggregate")
 		if err != nil || len(marked) == 0 {
 			return err
@@ -63,8 +66,10 @@ func (r *reader) setAside(ctx context.Context, recs []*backends.Record) error {
 		}
 		p := p
 		p.where += " and o.aggregate in (" + literals(marked) + ")"
+		moved = true
 		return s.bury(ctx, c, p, nil, nil)
 	})
+	return moved && err == nil, err
 }
 
 // strs runs a query for names.

@@ -43,7 +43,13 @@ func (r *reader) Read(ctx context.Context, lease backends.Lease, want backends.W
 	if want.Limit <= 0 {
 		return nil, fmt.Errorf("mysql: read: Limit is %d, allowed is 1 or more", want.Limit)
 	}
-	out, err := r.read(ctx, lease, want)
+	out, moved, err := r.read(ctx, lease, want)
+	for range mostMoves {
+		if err != nil || len(out) > 0 || !moved {
+			break
+		}
+		out, moved, err = r.read(ctx, lease, want) // what was in the way is gone
+	}
 	if err != nil {
 		// A server that crashed may hand ids out again that it had not written yet.
 		r.floors.reset()
@@ -52,11 +58,16 @@ func (r *reader) Read(ctx context.Context, lease backends.Lease, want backends.W
 	return out, nil
 }
 
-func (r *reader) read(ctx context.Context, lease backends.Lease, want backends.Want) ([]backends.Record, error) {
+// mostMoves is how often one Read begins again after it has only met records of
+// parked aggregates.
+const mostMoves = 100
+
+// read reads once, and moves what it meets of parked aggregates.
+func (r *reader) read(ctx context.Context, lease backends.Lease, want backends.Want) (out []backends.Record, moved bool, err error) {
 	now := time.Now()
 	r.floors.own(lease)
 	if err := r.probe(ctx, lease, now); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	r.scan.Begin(lease, want.SkipTopics, now)
 	for _, l := range lease.Shards {
@@ -64,19 +75,21 @@ func (r *reader) read(ctx context.Context, lease backends.Lease, want backends.W
 	}
 	r.scan.SafetyNet(now)
 	var parked []*backends.Record
-	out, err := r.inSnapshot(ctx, func() ([]backends.Record, error) {
+	out, err = r.inSnapshot(ctx, func() ([]backends.Record, error) {
 		return r.scan.Fill(ctx, lease, want, func(ctx context.Context, lease backends.Lease, want backends.Want) (scan.Result, error) {
 			got, met, err := r.round(ctx, lease, want)
 			parked = append(parked, met...)
+			got.More = got.More && len(parked) == 0 // they would be met again
 			return got, err
 		})
 	})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	r.floors.advance()
 	r.store.marks.saw(r.floors.top, now)
-	return out, r.setAside(ctx, parked)
+	moved, err = r.setAside(ctx, parked)
+	return out, moved, err
 }
 
 // inSnapshot runs statements that see one state of the database.
