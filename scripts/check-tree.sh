@@ -27,6 +27,6 @@ for file in "${files[@]}"; do
 	case $file in internal/testenv/*) continue ;; esac
 	while IFS= read -r hit; do
 		broken "$file:$hit: only internal/testenv may skip a test"
-	done < <(grep -nE '\.(Skip|Skipf|SkipNow)\(' "$file" | grep -vE '^[0-9]+:[[:space:]]*//' | cut -c -80)
+	done < <(grep -nE '\b[tbf]\.(Skip|Skipf|SkipNow)\(' "$file" | grep -vE '^[0-9]+:[[:space:]]*//' | cut -c -80)
 done
 exit "$failed"
