@@ -96,16 +96,11 @@ func openMySQL(t *testing.T, scheme, variable string) store {
 
 func dropTables(t *testing.T, db *sql.DB, prefix string) {
 	ctx := context.WithoutCancel(t.Context())
-	rows, err := db.QueryContext(ctx, "select table_name from information_schema.tables where table_schema = database() and left(table_name, ?) = ?", len(prefix), prefix)
+	var list sql.NullString
+	err := db.QueryRowContext(ctx, "select group_concat(table_name) from information_schema.tables where table_schema = database() and left(table_name, ?) = ?",
+		len(prefix), prefix).Scan(&list)
 	require.NoError(t, err)
-	var names []string
-	for rows.Next() {
-		var name string
-		require.NoError(t, rows.Scan(&name))
-		names = append(names, name)
-	}
-	require.NoError(t, rows.Err())
-	for _, name := range names {
+	for name := range strings.SplitSeq(list.String, ",") {
 		_, err := db.ExecContext(ctx, "drop table `"+name+"`")
 		require.NoError(t, err)
 	}
