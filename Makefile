@@ -56,7 +56,7 @@ bench: ## benchmarks against real servers; BENCH_ARGS=...
 
 .PHONY: services
 services: ## start the servers and print their addresses, for eval
-	@scripts/services/all.sh start $(SERVICES)
+	@started=$$(scripts/services/all.sh start $(SERVICES)); sed 's/^/export /' <<<"$$started"
 
 .PHONY: services-stop
 services-stop: ## stop them

@@ -2,7 +2,7 @@
 // two forwarders, of which one dies midway, and watermill-kafka's own
 // subscriber reading from Kafka.
 //
-//	set -a; eval "$(make -s services)"; set +a
+//	eval "$(make -s services)"
 //	go run ./examples/kafka
 //
 // It reads OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS, works in a schema and a
@@ -39,7 +39,7 @@ func main() {
 	defer cancel()
 	url, brokers := os.Getenv("OUTMILL_POSTGRES_URL"), os.Getenv("OUTMILL_KAFKA_BROKERS")
 	if url == "" || brokers == "" {
-		fmt.Fprintln(os.Stderr, `kafka: OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS must be set: set -a; eval "$(make -s services)"; set +a`)
+		fmt.Fprintln(os.Stderr, `kafka: OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS must be set: eval "$(make -s services)"`)
 		os.Exit(2)
 	}
 	story := shop.Story{Orders: 5000, Clerks: 8, Customers: 100}

@@ -3,7 +3,7 @@
 // in order, although Kafka holds repeats and swapped neighbours. One order cannot
 // be billed: it is parked, and requeued once the cause is gone.
 //
-//	set -a; eval "$(make -s services)"; set +a
+//	eval "$(make -s services)"
 //	go run ./examples/orders
 //
 // It reads OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS, works in schemas and a
@@ -31,7 +31,7 @@ func main() {
 	defer cancel()
 	url, brokers := os.Getenv("OUTMILL_POSTGRES_URL"), os.Getenv("OUTMILL_KAFKA_BROKERS")
 	if url == "" || brokers == "" {
-		fmt.Fprintln(os.Stderr, `orders: OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS must be set: set -a; eval "$(make -s services)"; set +a`)
+		fmt.Fprintln(os.Stderr, `orders: OUTMILL_POSTGRES_URL and OUTMILL_KAFKA_BROKERS must be set: eval "$(make -s services)"`)
 		os.Exit(2)
 	}
 	if err := run(ctx, os.Stdout, 500, url, strings.Split(brokers, ",")); err != nil {

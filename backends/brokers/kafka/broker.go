@@ -40,6 +40,12 @@ func New(cfg Config) (*Broker, error) {
 	return &Broker{cfg: cfg}, nil
 }
 
+// String names the kind and no secret.
+func (b *Broker) String() string { return "Kafka broker" }
+
+// GoString is String.
+func (b *Broker) GoString() string { return b.String() }
+
 // Publish implements [backends.Broker].
 //
 // Refused for good are records for a topic that does not exist or has no valid

@@ -34,6 +34,12 @@ func New(cfg Config) (*Broker, error) {
 	return &Broker{cfg: cfg}, nil
 }
 
+// String names the kind and no secret.
+func (b *Broker) String() string { return "NATS broker" }
+
+// GoString is String.
+func (b *Broker) GoString() string { return b.String() }
+
 // Publish implements [backends.Broker].
 //
 // Refused for good are records whose topic is no subject or belongs to no stream,

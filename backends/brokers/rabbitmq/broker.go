@@ -41,6 +41,12 @@ func New(cfg Config) (*Broker, error) {
 	return b, nil
 }
 
+// String names the kind and no secret.
+func (b *Broker) String() string { return "RabbitMQ broker" }
+
+// GoString is String.
+func (b *Broker) GoString() string { return b.String() }
+
 // Publish implements [backends.Broker].
 //
 // Refused for good are records that no queue gets (see HoldUnroutable), whose

@@ -35,6 +35,12 @@ func New(cfg Config) (*Broker, error) {
 	return &Broker{cfg: cfg}, nil
 }
 
+// String names the kind and no secret.
+func (b *Broker) String() string { return "Redis broker" }
+
+// GoString is String.
+func (b *Broker) GoString() string { return b.String() }
+
 // Publish implements [backends.Broker].
 //
 // Refused for good are records without a topic, larger than MaxMessageBytes, and

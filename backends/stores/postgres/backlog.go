@@ -49,36 +49,39 @@ from (select created_at, next_attempt_at from ` + n.outbox + fmt.Sprintf(" limit
 // oldest age is that of the oldest among the first records of all shards.
 func (s *Store) Backlog(ctx context.Context) (backends.Backlog, error) {
 	var b backends.Backlog
-	err := s.conns.with(ctx, func(c *pgx.Conn) error { return s.backlog(ctx, c, &b) })
+	// One snapshot for all: a record that is parked meanwhile is in one count.
+	err := s.conns.with(ctx, func(c *pgx.Conn) error {
+		return pgx.BeginTxFunc(ctx, c, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
+			func(tx pgx.Tx) error { return s.backlog(ctx, tx, &b) })
+	})
 	if err != nil {
 		return backends.Backlog{}, fmt.Errorf("postgres: backlog: %w", mend(err))
 	}
 	return b, nil
 }
 
-func (s *Store) backlog(ctx context.Context, c *pgx.Conn, b *backends.Backlog) error {
+func (s *Store) backlog(ctx context.Context, tx pgx.Tx, b *backends.Backlog) error {
 	st := &s.stmts.backlog
 	var size, waiting int64
 	var age float64
-	err := c.QueryRow(ctx, st.around, s.names.outbox).Scan(&size, &b.Dead, &b.Parked, &b.UnownedShards, &b.Owners)
+	err := tx.QueryRow(ctx, st.around, s.names.outbox).Scan(&size, &b.Dead, &b.Parked, &b.UnownedShards, &b.Owners)
 	if err != nil {
 		return err
 	}
 	counted := size <= scanMost
 	if counted {
-		if err := c.QueryRow(ctx, st.pages).Scan(&waiting, &b.Delayed, &age); err != nil {
+		if err := tx.QueryRow(ctx, st.pages).Scan(&waiting, &b.Delayed, &age); err != nil {
 			return err
 		}
 	}
 	if !counted || waiting > countCap {
-		err := exchange(ctx, c, beginRead, func(batch *pgx.Batch) {
-			batch.Queue(planGuards)
-			if !counted {
-				batch.Queue(st.counts).QueryRow(func(row pgx.Row) error { return row.Scan(&waiting, &b.Delayed) })
-			}
-			batch.Queue(st.first).QueryRow(func(row pgx.Row) error { return row.Scan(&age) })
-		})
-		if err != nil {
+		batch := &pgx.Batch{}
+		batch.Queue(planGuards)
+		if !counted {
+			batch.Queue(st.counts).QueryRow(func(row pgx.Row) error { return row.Scan(&waiting, &b.Delayed) })
+		}
+		batch.Queue(st.first).QueryRow(func(row pgx.Row) error { return row.Scan(&age) })
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 			return err
 		}
 	}
