@@ -205,6 +205,6 @@ func (b *bench) versions(ctx context.Context) string {
 		}
 		fmt.Fprintf(&out, "%s %s", strings.TrimPrefix(path, "github.com/"), libraries[path])
 	}
-	fmt.Fprintf(&out, "\nmedian (least–greatest) of %d runs, after one that is not counted", b.runs)
+	fmt.Fprintf(&out, "\nmedian (least–greatest) of %d runs in turn, after %d that are not counted", b.runs, warmUps)
 	return out.String()
 }
